@@ -6,6 +6,8 @@ Use them inside `@device` functions and kernels; numba promotes int32 + int32 to
 uint64, so intermediate values are cast by the caller.
 """
 
+import functools
+
 from llvmlite import ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
@@ -206,3 +208,22 @@ def bf16_lo(u):
 def bf16_hi(u):
     """f32 value of the high bf16 of a packed pair."""
     return f32_of_bits(types.uint32(u & types.uint32(0xFFFF0000)))
+
+
+@functools.cache
+def gather(count: int):
+    """A device function (array, start) -> tuple of `count` consecutive elements of a register array. Tuples and
+    register arrays meet only through constant indices, so the text is written out once per length."""
+    elements = ", ".join(f"array[start + {i}]" for i in range(count))
+    scope: dict = {}
+    exec(f"def gather_{count}(array, start):\n    return ({elements},)\n", scope)
+    return device(scope[f"gather_{count}"])
+
+
+@functools.cache
+def scatter(count: int):
+    """A device function (array, start, tuple): the tuple's `count` elements into consecutive ones of the array."""
+    lines = "".join(f"    array[start + {i}] = values[{i}]\n" for i in range(count))
+    scope: dict = {}
+    exec(f"def scatter_{count}(array, start, values):\n{lines}", scope)
+    return device(scope[f"scatter_{count}"])

@@ -1,0 +1,94 @@
+"""Matmuls over weights of any format: which kernel serves a call, and how it is launched.
+
+The choice depends on the number of rows alone and never on bits: all kernels of a format share one K schedule
+(linear_few's docstring). Bytes moved: the weight's planes once, x and out once.
+"""
+
+from . import activation, linear_f32, linear_few, linear_many
+from .build import KernelSpec, resolve
+from .launch import Library
+
+EPILOGUES = ("store", "add", *activation.GLU)
+FEW = linear_few.MAX_TOKENS
+WIDE = 128  # token tile of the many-row kernel; NARROW where fewer rows would leave most of it empty
+NARROW = 64
+
+
+def specs(decoder: str, name: str, sm: int, epilogues: tuple[str, ...] = EPILOGUES) -> list[KernelSpec]:
+    """Every kernel that may run for a format whose device decoder is at `decoder` ("module:function")."""
+    raw = resolve(decoder).raw
+    out = []
+    for epilogue in epilogues:
+        out += [linear_few.spec(decoder, raw, tiles, epilogue, name) for tiles in (1, 2, 4)]
+        out += [linear_many.spec(decoder, c, _engine(sm), epilogue, name) for c in (NARROW, WIDE)]
+    return out
+
+
+def catalog(decoders: dict[str, str]) -> list[KernelSpec]:
+    """All matmul kernels of all formats ({format name: decoder path}) for any target."""
+    out = [linear_f32.spec(e) for e in EPILOGUES]
+    for name, decoder in decoders.items():
+        out += dict.fromkeys(specs(decoder, name, 90) + specs(decoder, name, 80))
+    return out
+
+
+def _engine(sm: int) -> str:
+    return "wgmma" if sm == 90 else "mma"
+
+
+class Linear:
+    """`linear(stream, out, x, weight, bias, add)` and `linear.glu(stream, out, x, weight, act)`.
+
+    Tensors are anything with .ptr, .shape and .ld; a weight has .n, .k, .format (.name, .decoder) and .planes, or
+    .dense, an f32 matrix, in f32 mode. out: f32 [T,N] (glu: act [T,I]); x: act [T,K]; bias: f32 [N] or None.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.kernels: dict[tuple, object] = {}
+
+    def __call__(self, stream: int, out, x, weight, bias=None, *, add: bool = False) -> None:
+        self._launch(stream, out, x, weight, bias, "add" if add else "store", weight.n)
+
+    def glu(self, stream: int, out, x, weight, act: str) -> None:
+        self._launch(stream, out, x, weight, None, act, weight.n)
+
+    def _launch(self, stream: int, out, x, weight, bias, epilogue: str, n: int) -> None:
+        tokens, bias_at = x.shape[0], bias.ptr if bias is not None else 0
+        assert x.shape[1] == weight.k, (x.shape, weight.n, weight.k)
+        if weight.dense is not None:
+            rows = n // 2 if epilogue in activation.GLU else n
+            grid = (-(-rows // linear_f32.WARPS), -(-tokens // linear_f32.TOKENS), 1)
+            kernel = self._kernel(("f32", epilogue), lambda: linear_f32.spec(epilogue))
+            kernel(stream, grid, out.ptr, x.ptr, weight.dense.ptr, bias_at, tokens, rows, weight.k, x.ld, out.ld)
+            return
+        planes = [p.ptr for p in weight.planes] + [0] * (4 - len(weight.planes))
+        groups, row_tiles = -(-weight.k // 64), -(-n // 16)
+        source, name = weight.format.decoder, weight.format.kernel_name
+        if tokens <= FEW:
+            tiles = 1 if tokens <= 8 else 2 if tokens <= 16 else 4
+            kernel = self._kernel(
+                (source, epilogue, tiles),
+                lambda: linear_few.spec(source, resolve(source).raw, tiles, epilogue, name),
+            )
+            grid = (row_tiles, 1, 1)
+            kernel(stream, grid, out.ptr, x.ptr, *planes, bias_at, tokens, n, groups, x.ld, out.ld)
+            return
+        columns = NARROW if tokens <= NARROW else WIDE
+        kernel = self._kernel(
+            (source, epilogue, columns, "many"),
+            lambda: linear_many.spec(source, columns, _engine(self.library.sm), epilogue, name),
+        )
+        grid = (-(-tokens // columns), -(-row_tiles // 8), 1)
+        kernel(stream, grid, out.ptr, x.ptr, *planes, bias_at, tokens, n, groups, x.ld, out.ld, row_tiles)
+
+    def _kernel(self, key: tuple, make):
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self.kernels[key] = self.library.function(make())
+        return kernel
+
+    @staticmethod
+    def bytes(weight_bytes: int, tokens: int, n: int, k: int) -> int:
+        """Bytes read and written by one matmul: planes, bf16 x, f32 out."""
+        return weight_bytes + tokens * (2 * k + 4 * n)

@@ -1,0 +1,85 @@
+"""Matmul in f32: out[T,N] = x[T,K] W[N,K]^T with FMA, for the f32 mode that checks and tiny models run in.
+
+One warp owns one output row (a gate and an up row when gated) for up to 8 tokens; lane l sums k = 4l..4l+3,
+4l+128.. in order and a butterfly adds the lanes, so a row's bits do not depend on how many rows there are.
+"""
+
+from numba import cuda, float32, int32, int64
+
+from . import activation
+from .build import KernelSpec
+from .ptx import device, fma_rn, ld_f32, ld_f32x4, ld_nc_f32x4, shuffle_xor, st_f32
+
+TOKENS = 8
+WARPS = 4
+
+
+@device
+def _dot4(w, x, total):
+    total = fma_rn(w[0], x[0], total)
+    total = fma_rn(w[1], x[1], total)
+    total = fma_rn(w[2], x[2], total)
+    return fma_rn(w[3], x[3], total)
+
+
+@device
+def _warp_sum(v):
+    v += shuffle_xor(v, int32(16))
+    v += shuffle_xor(v, int32(8))
+    v += shuffle_xor(v, int32(4))
+    v += shuffle_xor(v, int32(2))
+    return v + shuffle_xor(v, int32(1))
+
+
+def f32_rows(epilogue: str):
+    """Arguments: out, x, W, bias, T, N, K, x and out row lengths. K is a multiple of 4."""
+    gated = epilogue in activation.GLU
+    glu = activation.GLU.get(epilogue)
+    adds = epilogue == "add"
+
+    def linear_f32(out, x, w, bias, tokens, n, k, x_ld, out_ld):
+        lane = int32(cuda.threadIdx.x & 31)
+        row = int32(cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5))
+        token0 = int32(cuda.blockIdx.y * TOKENS)
+        if row >= n:
+            return
+        first = row
+        if gated:
+            first = int32((row >> 3) * 16 + (row & 7))
+        acc = cuda.local.array(TOKENS, float32)
+        ups = cuda.local.array(TOKENS, float32)
+        for j in range(TOKENS):
+            acc[j] = float32(0)
+            ups[j] = float32(0)
+        at = int32(lane * 4)
+        while at < k:
+            a = ld_nc_f32x4(w + (int64(first) * k + at) * 4)
+            b = a
+            if gated:
+                b = ld_nc_f32x4(w + (int64(first + 8) * k + at) * 4)
+            for j in range(TOKENS):
+                if token0 + j < tokens:
+                    v = ld_f32x4(x + (int64(token0 + j) * x_ld + at) * 4)
+                    acc[j] = _dot4(a, v, acc[j])
+                    if gated:
+                        ups[j] = _dot4(b, v, ups[j])
+            at = int32(at + 128)
+        for j in range(TOKENS):
+            y = _warp_sum(acc[j])
+            if gated:
+                y = glu(y, _warp_sum(ups[j]))
+            if lane == 0 and token0 + j < tokens:
+                to = out + (int64(token0 + j) * out_ld + row) * 4
+                if bias != 0:
+                    y += ld_f32(bias + int64(row) * 4)
+                if adds:
+                    y += ld_f32(to)
+                st_f32(to, y)
+
+    return linear_f32, "i64 i64 i64 i64 i32 i32 i32 i32 i32"
+
+
+def spec(epilogue: str) -> KernelSpec:
+    return KernelSpec(
+        f"linear_f32_{epilogue}", f"{__name__}:f32_rows", (("epilogue", epilogue),), block=(WARPS * 32, 1, 1)
+    )
