@@ -11,14 +11,22 @@ import importlib
 import importlib.metadata
 import json
 import os
+import pickle
+import queue
 import re
+import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import sources
+
 TARGETS = (80, 86, 89, 90, 100, 120)
+EARLY_SM = 90  # programmatic dependent launch begins with Hopper; before, its two instructions are left out
 PACKAGE = __package__
 _TOOLS = ("numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "llvmlite")
 
@@ -31,6 +39,7 @@ class KernelSpec:
     such as "i64 i64 i32 f32"). Parameters are hashable; a string "module:function" among them names a device
     decoder and is resolved by the factory with `resolve`. `block`: threads in x, y, z. `shared`: bytes of dynamic
     shared memory. `min_sm`: lowest target that has the instructions; `variant` "a" asks for sm_90a and the like.
+    `early`: every block calls ptx.grid_wait() before it touches what earlier kernels wrote, so it may start early.
     """
 
     name: str
@@ -43,6 +52,7 @@ class KernelSpec:
     only_sm: tuple[int, ...] = ()
     variant: str = ""
     min_blocks: int = 0
+    early: bool = False
 
     @property
     def threads(self) -> int:
@@ -67,41 +77,14 @@ class Cubin:
     seconds: float
 
 
+Job = tuple[KernelSpec, int, str, str]  # kernel, target, cache folder, cache key
+
+
 @functools.cache
 def resolve(path: str):
     """The object that "module:function" names, called once; this is how a format hands its decoder down."""
     module, name = path.split(":")
     return getattr(importlib.import_module(module), name)()
-
-
-@functools.cache
-def _source_closure(module_name: str) -> bytes:
-    """Sources of a module and of every project module it imports, in a fixed order."""
-    module = importlib.import_module(module_name)
-    root = module_name.split(".")[0]
-    seen, todo = {}, [module]
-    while todo:
-        m = todo.pop()
-        if m.__name__ in seen or not getattr(m, "__file__", None):
-            continue
-        text = Path(m.__file__).read_bytes()
-        seen[m.__name__] = text
-        names = re.findall(rb"^\s*(?:from|import)\s+([\w.]+)(?:\s+import\s+([\w, ]+))?", text, re.M)
-        for base, parts in names:
-            base = _absolute(base.decode(), m)
-            for name in [base] + [f"{base}.{p.strip()}" for p in parts.decode().split(",") if p.strip()]:
-                if name.split(".")[0] == root and name in sys.modules:
-                    todo.append(sys.modules[name])
-    return b"\0".join(k.encode() + b"\0" + seen[k] for k in sorted(seen))
-
-
-def _absolute(name: str, module) -> str:
-    if not name.startswith("."):
-        return name
-    dots = len(name) - len(name.lstrip("."))
-    parts = module.__name__.split(".")
-    base = parts[: len(parts) - dots + (1 if hasattr(module, "__path__") else 0)]
-    return ".".join(base + ([name.lstrip(".")] if name.lstrip(".") else []))
 
 
 @functools.cache
@@ -118,11 +101,11 @@ def _tool_versions() -> str:
 def key(spec: KernelSpec, sm: int, versions: str | None = None) -> str:
     """Cache key of a kernel for a target: hex, 32 characters."""
     digest = hashlib.sha256()
-    digest.update(_source_closure(spec.factory.split(":")[0]))
-    digest.update(_source_closure(PACKAGE + ".build"))
+    digest.update(sources.digest(spec.factory.split(":")[0]))
+    digest.update(sources.digest(PACKAGE + ".build"))
     for _, value in spec.params:
         if isinstance(value, str) and ":" in value:
-            digest.update(_source_closure(value.split(":")[0]))
+            digest.update(sources.digest(value.split(":")[0]))
     digest.update(repr((spec, sm, _tool_versions() if versions is None else versions)).encode())
     return digest.hexdigest()[:32]
 
@@ -172,6 +155,8 @@ def compile_ptx(spec: KernelSpec, sm: int) -> tuple[str, str, str]:
         )
     if isinstance(ptx, bytes):
         ptx = ptx.decode()
+    if sm < EARLY_SM:
+        ptx = re.sub(r"griddepcontrol\.\w+;", "", ptx)
     entry = re.search(r"\.visible\s+\.entry\s+([\w$]+)\s*\(", ptx).group(1)
     return ptx, entry, arguments
 
@@ -202,8 +187,6 @@ def link(ptx: str, target: str) -> tuple[bytes, str]:
 
 def build_one(spec: KernelSpec, sm: int) -> Cubin:
     """Compile and link one kernel for `sm` (80, 90, ...), without looking at the cache."""
-    import time
-
     start = time.perf_counter()
     ptx, entry, arguments = compile_ptx(spec, sm)
     image, log = link(ptx, arch(spec, sm))
@@ -237,11 +220,9 @@ class CubinCache:
         head, _, image = blob.partition(b"\n")
         try:
             fields = json.loads(head)
-        except ValueError:
+            return Cubin(image, **fields) if fields.pop("bytes") == len(image) else None
+        except (ValueError, TypeError, AttributeError, KeyError):  # torn, or written by another version
             return None
-        if len(image) != fields.pop("bytes"):
-            return None
-        return Cubin(image, **fields)
 
     def store(self, cache_key: str, cubin: Cubin) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -252,11 +233,11 @@ class CubinCache:
         os.replace(file.name, self.folder / f"{cache_key}.cubin")
 
 
-def _build_and_store(job: tuple[KernelSpec, int, str, str]) -> tuple[str, Cubin]:
+def _build_and_store(job: Job) -> Cubin:
     spec, sm, folder, cache_key = job
     cubin = build_one(spec, sm)
     CubinCache(Path(folder)).store(cache_key, cubin)
-    return cache_key, cubin
+    return cubin
 
 
 def build(specs: list[KernelSpec], sm: int, folder: Path, progress=None) -> dict[str, Cubin]:
@@ -273,23 +254,65 @@ def build(specs: list[KernelSpec], sm: int, folder: Path, progress=None) -> dict
             missing.append((spec, sm, str(folder), cache_key))
         else:
             found[spec.name] = cubin
-    if not missing:
-        return found
     workers = min(os.cpu_count() or 1, len(missing))
-    if workers == 1 or len(missing) < 3:
-        results = map(_build_and_store, missing)
-        return found | _collect(missing, results, progress)
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return found | _collect(missing, pool.map(_build_and_store, missing), progress)
-
-
-def _collect(missing: list, results, progress) -> dict[str, Cubin]:
-    out = {}
-    for done, (job, (_, cubin)) in enumerate(zip(missing, results), 1):
-        out[job[0].name] = cubin
+    built = (
+        map(_build_and_store, missing) if workers < 2 or len(missing) < 3 else _in_processes(missing, workers)
+    )
+    for done, (job, cubin) in enumerate(zip(missing, built), 1):
+        found[job[0].name] = cubin
         if progress:
             progress(done, len(missing), job[0].name)
-    return out
+    return found
+
+
+def _in_processes(jobs: list[Job], workers: int):
+    """Results in order. The workers are fresh interpreters that import this module and nothing of the caller's:
+    multiprocessing would run the caller's script again, and a fork would copy its CUDA context."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _serve; _serve()"
+    idle: queue.SimpleQueue = queue.SimpleQueue()
+    processes = []
+    for _ in range(workers):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        processes.append(process)
+        idle.put(process)
+
+    def work(job: Job) -> Cubin:
+        process = idle.get()
+        try:
+            pickle.dump(job, process.stdin)
+            process.stdin.flush()
+            answer = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError) as error:
+            raise RuntimeError(f"the process that built {job[0].name} ended (out of memory?)") from error
+        idle.put(process)
+        if isinstance(answer, str):
+            raise RuntimeError(f"building {job[0].name} for sm_{job[1]}: {answer}")
+        return answer
+
+    try:
+        with ThreadPoolExecutor(workers) as threads:
+            yield from threads.map(work, jobs)
+    finally:
+        for process in processes:
+            process.stdin.close()
+            process.stdout.close()
+            process.wait()
+
+
+def _serve() -> None:
+    """A worker: pickled jobs on standard input, a Cubin or the text of an error back for each."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a compiler prints must not mix with the answers
+    while True:
+        try:
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = _build_and_store(job)
+        except Exception:
+            answer = traceback.format_exc()
+        pickle.dump(answer, answers)
+        answers.flush()

@@ -9,7 +9,7 @@ import inspect
 
 from .build import PACKAGE, KernelSpec
 
-MODULES = ("norm", "rope", "embed", "kv", "sample", "attention", "linear", "fill", "unpack")
+MODULES = ("norm", "rope", "embed", "penalize", "sample", "attention", "linear", "fill", "unpack", "bandwidth")
 
 
 def catalog(decoders: dict[str, str]) -> list[KernelSpec]:

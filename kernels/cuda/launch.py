@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cuda.bindings import driver
 
-from .build import CubinCache, KernelSpec, build, key
+from .build import EARLY_SM, CubinCache, KernelSpec, build, key
 
 _CELLS = {"i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float, "u32": ctypes.c_uint32}
 _LARGE_SHARED = 48 * 1024
@@ -30,7 +30,9 @@ def check(result: tuple, what: str):
 class Function:
     """One kernel on the current context. Call it with a stream handle, a grid (x, y, z) and plain numbers."""
 
-    def __init__(self, spec: KernelSpec, image: bytes, entry: str, argument_types: list[str]) -> None:
+    def __init__(
+        self, spec: KernelSpec, image: bytes, entry: str, argument_types: list[str], overlap: bool
+    ) -> None:
         self.spec = spec
         self.module = check(driver.cuModuleLoadData(image), f"loading {spec.name}")
         self.handle = check(driver.cuModuleGetFunction(self.module, entry.encode()), f"finding {spec.name}")
@@ -40,18 +42,36 @@ class Function:
         self.cells = [_CELLS[t](0) for t in argument_types]
         self.pointers = (ctypes.c_void_p * len(self.cells))(*map(ctypes.addressof, self.cells))
         self.address = ctypes.addressof(self.pointers)
+        self.early = _early_launch(spec) if overlap else None
 
     def __call__(self, stream: int, grid: tuple[int, int, int], *arguments: float) -> None:
         assert len(arguments) == len(self.cells), (self.spec.name, len(arguments), len(self.cells))
         for cell, value in zip(self.cells, arguments):
             cell.value = value
         gx, gy, gz = grid
-        bx, by, bz = self.spec.block
-        status = driver.cuLaunchKernel(
-            self.handle, gx, gy, gz, bx, by, bz, self.spec.shared, stream, self.address, 0
-        )[0]
+        if self.early is not None:
+            launch = self.early
+            launch.gridDimX, launch.gridDimY, launch.gridDimZ, launch.hStream = gx, gy, gz, stream
+            status = driver.cuLaunchKernelEx(launch, self.handle, self.address, 0)[0]
+        else:
+            bx, by, bz = self.spec.block
+            status = driver.cuLaunchKernel(
+                self.handle, gx, gy, gz, bx, by, bz, self.spec.shared, stream, self.address, 0
+            )[0]
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"launching {self.spec.name} on grid {grid}: {driver.CUresult(status).name}")
+
+
+def _early_launch(spec: KernelSpec):
+    """Launch parameters of a kernel that may start while the one before it ends, up to its grid_wait()."""
+    config = driver.CUlaunchConfig()
+    config.blockDimX, config.blockDimY, config.blockDimZ = spec.block
+    config.sharedMemBytes = spec.shared
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 class Library:
@@ -81,7 +101,8 @@ class Library:
                 self._load(spec, cubins[spec.name])
 
     def _load(self, spec: KernelSpec, cubin) -> None:
-        self.functions[spec] = Function(spec, cubin.image, cubin.entry, cubin.arguments.split())
+        overlap = spec.early and self.sm >= EARLY_SM
+        self.functions[spec] = Function(spec, cubin.image, cubin.entry, cubin.arguments.split(), overlap)
 
     def function(self, spec: KernelSpec) -> Function:
         found = self.functions.get(spec)

@@ -60,7 +60,9 @@ class Linear:
             rows = n // 2 if epilogue in activation.GLU else n
             grid = (-(-rows // linear_f32.WARPS), -(-tokens // linear_f32.TOKENS), 1)
             kernel = self._kernel(("f32", epilogue), lambda: linear_f32.spec(epilogue))
-            kernel(stream, grid, out.ptr, x.ptr, weight.dense.ptr, bias_at, tokens, rows, weight.k, x.ld, out.ld)
+            kernel(
+                stream, grid, out.ptr, x.ptr, weight.dense.ptr, bias_at, tokens, rows, weight.k, x.ld, out.ld
+            )
             return
         planes = [p.ptr for p in weight.planes] + [0] * (4 - len(weight.planes))
         groups, row_tiles = -(-weight.k // 64), -(-n // 16)

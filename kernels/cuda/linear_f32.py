@@ -8,7 +8,17 @@ from numba import cuda, float32, int32, int64
 
 from . import activation
 from .build import KernelSpec
-from .ptx import device, fma_rn, ld_f32, ld_f32x4, ld_nc_f32x4, shuffle_xor, st_f32
+from .ptx import (
+    device,
+    fma_rn,
+    grid_wait,
+    launch_dependents,
+    ld_f32,
+    ld_f32x4,
+    ld_nc_f32x4,
+    shuffle_xor,
+    st_f32,
+)
 
 TOKENS = 8
 WARPS = 4
@@ -41,6 +51,8 @@ def f32_rows(epilogue: str):
         lane = int32(cuda.threadIdx.x & 31)
         row = int32(cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5))
         token0 = int32(cuda.blockIdx.y * TOKENS)
+        launch_dependents()
+        grid_wait()
         if row >= n:
             return
         first = row
@@ -81,5 +93,9 @@ def f32_rows(epilogue: str):
 
 def spec(epilogue: str) -> KernelSpec:
     return KernelSpec(
-        f"linear_f32_{epilogue}", f"{__name__}:f32_rows", (("epilogue", epilogue),), block=(WARPS * 32, 1, 1)
+        f"linear_f32_{epilogue}",
+        f"{__name__}:f32_rows",
+        (("epilogue", epilogue),),
+        block=(WARPS * 32, 1, 1),
+        early=True,
     )

@@ -15,6 +15,8 @@ from .ptx import (
     barrier,
     dynamic_shared,
     gather,
+    grid_wait,
+    launch_dependents,
     ld_f32,
     ld_nc32,
     lds_f32,
@@ -61,6 +63,8 @@ def few_rows(decoder: str, tiles: int, ahead: int, epilogue: str):
         for d in range(ahead):
             if d < count:
                 put(weights, d * raw, fetch(p0, p1, p2, p3, tile + d, lane))
+        launch_dependents()
+        grid_wait()  # weights do not depend on earlier kernels: the first are on their way by now
         i = int32(0)
         while i < count:
             for d in range(ahead):
@@ -134,4 +138,5 @@ def spec(decoder: str, raw: int, tiles: int, epilogue: str, name: str) -> Kernel
         block=(WARPS * 32, 1, 1),
         shared=WARPS * tiles * 512,
         max_registers=128,
+        early=True,
     )

@@ -17,11 +17,14 @@ from .ptx import (
     barrier,
     cp_async16,
     cp_async_commit,
+    cp_async_wait1,
     cp_async_wait2,
     device,
     dynamic_shared,
     fence_async_proxy,
     gather,
+    grid_wait,
+    launch_dependents,
     ld_f32,
     ldmatrix4,
     mma_bf16,
@@ -32,7 +35,8 @@ from .ptx import (
 )
 
 ROWS = 128
-STAGES = 4  # cp_async_wait2 below leaves STAGES - 2 stages in flight
+STAGES = {"wgmma": 4, "mma": 3}  # of a step's tokens in shared memory: one in use, the rest under way
+GROUPS = 2  # 64-k groups a step; one, with its fence and barrier, left half of the tensor cores' time unused
 
 
 def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
@@ -42,9 +46,12 @@ def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
     fetch, unpack, raw = source.fetch, source.unpack, source.raw
     take, put, put_fragments = gather(raw), scatter(raw), scatter(16)
     sums, tiles = columns // 2, columns // 8
-    stage = columns * 128
-    pieces = columns * 8 // (ROWS * 2)
-    multiply = _multiply_wgmma(columns) if engine == "wgmma" else _multiply_mma(columns)
+    registers, fragments = GROUPS * raw, GROUPS * 16
+    stages, wait = STAGES[engine], cp_async_wait2 if engine == "wgmma" else cp_async_wait1
+    half = columns * 128
+    stage = GROUPS * half
+    start, settle = _wgmma(columns) if engine == "wgmma" else _mma(columns)
+    copy = _copy_group(columns)
     slack = 1023 if engine == "wgmma" else 0
     gated = epilogue in activation.GLU
     glu = activation.GLU.get(epilogue)
@@ -58,49 +65,59 @@ def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
         token0 = int32(cuda.blockIdx.x * columns)
         tile = int64(min(tile_row, row_tiles - 1)) * groups
         shared = int32(int32(dynamic_shared() + slack) & int32(~slack))
-        chunk, line = int32(thread & 7), int32(thread >> 3)
-        to = int32(line * 128 + ((chunk ^ (line & 7)) << 4))
+        span = int32((groups + CHUNKS - 1) >> 3)
         acc = cuda.local.array(sums, float32)
         total = cuda.local.array(sums, float32)
-        weights = cuda.local.array(raw, uint32)
-        a = cuda.local.array(16, uint32)
+        weights = cuda.local.array(registers, uint32)
+        a = cuda.local.array(fragments, uint32)
         for j in range(sums):
             acc[j] = float32(0)
             total[j] = float32(0)
-        for s in range(STAGES - 1):
-            if s < groups:
-                for i in range(pieces):
-                    row = int32(token0 + line + i * 32)
-                    at = x + (int64(min(row, tokens - 1)) * x_ld + s * 64 + chunk * 8) * 2
-                    cp_async16(int32(shared + s * stage + to + i * 4096), at, int32(16 if row < tokens else 0))
+        # First group of a step and groups left in its chunk: of the tokens being copied, of the weights being
+        # fetched, and of the multiply. No division here: its call would make ptxas serialise wgmma.
+        copied, copied_left = int32(0), span
+        fetched, fetched_left = int32(0), span
+        used, used_left = int32(0), span
+        for d in range(GROUPS):
+            put(weights, d * raw, fetch(p0, p1, p2, p3, tile + min(d, groups - 1), lane))
+        launch_dependents()
+        grid_wait()
+        for s in range(stages - 1):
+            for d in range(GROUPS):
+                present = d < copied_left and copied + d < groups
+                to = int32(shared + s * stage + d * half)
+                copy(to, x, copied + d, present, token0, tokens, x_ld, thread)
             cp_async_commit()
-        put(weights, 0, fetch(p0, p1, p2, p3, tile, lane))
-        span = int32((groups + CHUNKS - 1) // CHUNKS)
-        left = span
+            copied, copied_left = _next(copied, copied_left, span)
         slot = int32(0)
-        fill = int32(STAGES - 1)
-        for i in range(groups):
-            put_fragments(a, 0, unpack(take(weights, 0), lane))
-            if i + 1 < groups:
-                put(weights, 0, fetch(p0, p1, p2, p3, tile + i + 1, lane))
-            cp_async_wait2()
+        fill = int32(stages - 1)
+        while used < groups:
+            for d in range(GROUPS):
+                put_fragments(a, d * 16, unpack(take(weights, d * raw), lane))
+                if d >= used_left or used + d >= groups:
+                    for j in range(16):
+                        a[d * 16 + j] = uint32(0)
+            wait()
             if engine == "wgmma":
                 fence_async_proxy()
             barrier()
-            if i + STAGES - 1 < groups:
-                for k in range(pieces):
-                    row = int32(token0 + line + k * 32)
-                    at = x + (int64(min(row, tokens - 1)) * x_ld + (int64(i) + STAGES - 1) * 64 + chunk * 8) * 2
-                    cp_async16(
-                        int32(shared + fill * stage + to + k * 4096), at, int32(16 if row < tokens else 0)
-                    )
+            for d in range(GROUPS):
+                start(acc, a, d * 16, int32(shared + slot * stage + d * half), lane)
+            fetched, fetched_left = _next(fetched, fetched_left, span)
+            for d in range(GROUPS):
+                if fetched + d < groups:
+                    put(weights, d * raw, fetch(p0, p1, p2, p3, tile + fetched + d, lane))
+            for d in range(GROUPS):
+                present = d < copied_left and copied + d < groups
+                to = int32(shared + fill * stage + d * half)
+                copy(to, x, copied + d, present, token0, tokens, x_ld, thread)
             cp_async_commit()
-            multiply(acc, a, int32(shared + slot * stage), lane)
-            slot = int32((slot + 1) % STAGES)
-            fill = int32((fill + 1) % STAGES)
-            left = int32(left - 1)
-            if left == 0 or i == groups - 1:
-                left = span
+            copied, copied_left = _next(copied, copied_left, span)
+            settle(acc)
+            slot = int32(slot + 1 if slot + 1 < stages else 0)
+            fill = int32(fill + 1 if fill + 1 < stages else 0)
+            used, used_left = _next(used, used_left, span)
+            if used_left == span:
                 for j in range(sums):
                     total[j] += acc[j]
                     acc[j] = float32(0)
@@ -128,22 +145,49 @@ def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
     return linear_many, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 i32"
 
 
-def _multiply_mma(columns: int):
+@device
+def _next(group, left, span):
+    """The step after: its first group, and the groups left in its chunk. No step reaches over a chunk's border."""
+    if left > GROUPS:
+        return int32(group + GROUPS), int32(left - GROUPS)
+    return int32(group + left), span
+
+
+def _copy_group(columns: int):
+    """Start copying 64 k of `columns` tokens to shared memory, 16-byte chunks XOR-swizzled by the row; zeros where
+    there is no token or no group."""
+    pieces = columns * 8 // (ROWS * 2)
+
+    @device
+    def copy(to, x, group, present, token0, tokens, x_ld, thread):
+        chunk, line = int32(thread & 7), int32(thread >> 3)
+        to = int32(to + line * 128 + ((chunk ^ (line & 7)) << 4))
+        column = int64(group if present else 0) * 64 + chunk * 8
+        for k in range(pieces):
+            row = int32(token0 + line + k * 32)
+            at = x + (int64(min(row, tokens - 1)) * x_ld + column) * 2
+            cp_async16(int32(to + k * 4096), at, int32(16 if row < tokens and present else 0))
+
+    return copy
+
+
+def _mma(columns: int):
     """acc += A[16,64] B[columns,64]^T of one warp by mma.sync; B at a shared address, rows of 128 swizzled bytes."""
     pairs = columns // 16
 
     @device
-    def multiply(acc, a, at, lane):
+    def multiply(acc, a, first, at, lane):
         row = int32((lane & 7) + ((lane >> 4) << 3))
         half = int32((lane >> 3) & 1)
         for s in range(4):
             chunk = int32((int32(2 * s + half) ^ (row & 7)) << 4)
+            f = first + s * 4
             for j in range(pairs):
                 b = ldmatrix4(int32(at + (j * 16 + row) * 128 + chunk))
                 for h in range(2):
                     o = j * 8 + h * 4
                     r = mma_bf16(
-                        a[s * 4], a[s * 4 + 1], a[s * 4 + 2], a[s * 4 + 3], b[h * 2], b[h * 2 + 1],
+                        a[f], a[f + 1], a[f + 2], a[f + 3], b[h * 2], b[h * 2 + 1],
                         acc[o], acc[o + 1], acc[o + 2], acc[o + 3],
                     )  # fmt: skip
                     acc[o] = r[0]
@@ -151,18 +195,22 @@ def _multiply_mma(columns: int):
                     acc[o + 2] = r[2]
                     acc[o + 3] = r[3]
 
-    return multiply
+    @device
+    def settle(acc):
+        pass
+
+    return multiply, settle
 
 
-def _multiply_wgmma(columns: int):
-    """The same of four warps, 64 rows, by wgmma."""
+def _wgmma(columns: int):
+    """The same of four warps, 64 rows, by wgmma; it ends at the next settle."""
     wgmma_k64 = wgmma.multiply(columns)
 
     @device
-    def multiply(acc, a, at, lane):
-        wgmma_k64(acc, a, int64(wgmma.DESCRIPTOR) | int64(at >> 4))
+    def multiply(acc, a, first, at, lane):
+        wgmma_k64(acc, a, int64(first), int64(wgmma.DESCRIPTOR) | int64(at >> 4))
 
-    return multiply
+    return multiply, wgmma.settle(columns)
 
 
 def spec(decoder: str, columns: int, engine: str, epilogue: str, name: str) -> KernelSpec:
@@ -171,7 +219,8 @@ def spec(decoder: str, columns: int, engine: str, epilogue: str, name: str) -> K
         f"{__name__}:many_rows",
         (("decoder", decoder), ("columns", columns), ("engine", engine), ("epilogue", epilogue)),
         block=(ROWS * 2, 1, 1),
-        shared=STAGES * columns * 128 + (1024 if engine == "wgmma" else 0),
+        shared=STAGES[engine] * GROUPS * columns * 128 + (1024 if engine == "wgmma" else 0),
         variant="a" if engine == "wgmma" else "",
         only_sm=(90,) if engine == "wgmma" else (),
+        early=True,
     )

@@ -178,9 +178,10 @@ ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f32", "f32", pure=True)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f32", "f32", pure=True)
 mul_hi_u32 = instruction("mul.hi.u32 $0, $1, $2;", "u32", "u32 u32", pure=True)
 
-# Programmatic dependent launch (sm_90 and later; builds for older targets leave both out).
+# Programmatic dependent launch (sm_90 and later; builds for older targets leave both out): let the next kernel start
+# as far as its own grid_wait, which returns when all earlier kernels are done and their writes visible.
 grid_wait = instruction("griddepcontrol.wait;", "", "", memory=True)
-grid_launch_dependents = instruction("griddepcontrol.launch_dependents;", "", "", memory=True)
+launch_dependents = instruction("griddepcontrol.launch_dependents;", "", "", memory=True)
 
 
 def _dynamic_shared(typingctx):

@@ -18,7 +18,7 @@ class Request:
     """Known tokens are prompt_ids + output_ids. The first `num_computed` of them have their keys and values
     in the cache; in decode that is all but the last. `prefill_end` is what was known at admission: up to
     there it prefills. `pages` are its pages in order of position; `row` is its row in per-request device
-    state (last token, counts). `finish_reason`: "stop", "length" or "cancelled". Compared and hashed by
+    state (last token, counts). `seed` is that of its draws. `finish_reason`: "stop", "length" or "cancelled". Compared and hashed by
     identity.
     """
 
@@ -26,6 +26,7 @@ class Request:
     prompt_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     eos_ids: Iterable[int] = ()
+    seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     prefill_end: int = 0
@@ -48,6 +49,11 @@ class Request:
     @property
     def prefilling(self) -> bool:
         return self.num_computed < self.prefill_end
+
+    def token(self, position: int) -> int:
+        """The known token at a position."""
+        inside = len(self.prompt_ids)
+        return self.prompt_ids[position] if position < inside else self.output_ids[position - inside]
 
     def tokens(self, start: int, count: int) -> list[int]:
         """Known tokens at positions start .. start+count-1."""
