@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from xinfer.errors import RequestError
+
 
 class Codec(Protocol):
     """Text to token ids and token ids to bytes; adds nothing at either end."""
@@ -36,3 +38,21 @@ class Vocabulary:
     stops: tuple[int, ...] = ()
     drop_space: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Nameless:
+    """Token ids that stand for no text: a model without a tokenizer, for measurements with dummy weights."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        raise RequestError("this model has no tokenizer: give the prompt as a list of token ids")
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+
+def nameless(size: int) -> Vocabulary:
+    """A vocabulary of `size` ids without text."""
+    return Vocabulary(_Nameless(size), None, None)
