@@ -31,6 +31,7 @@ class EngineConfig:
     kvcache_dtype       auto is the dtype above
     seed                of requests without their own
     graphs              replay decode steps as CUDA graphs
+    skip_tokenizer      do without tokenizer files: prompts are token ids, replies have no text
     served_model_name   how the server calls the model
     """
 
@@ -46,6 +47,7 @@ class EngineConfig:
     kvcache_dtype: str = "auto"
     seed: int = 0
     graphs: bool = True
+    skip_tokenizer: bool = False
     served_model_name: str | None = None
 
     def __post_init__(self) -> None:
@@ -69,8 +71,9 @@ class EngineConfig:
         fraction = self.kv_memory_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
             raise ConfigError(f"kv_memory_fraction must be above 0 and at most 1, not {fraction!r}")
-        if not isinstance(self.graphs, bool):
-            raise ConfigError(f"graphs must be True or False, not {self.graphs!r}")
+        for name in ("graphs", "skip_tokenizer"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.served_model_name is not None and not isinstance(self.served_model_name, str):
             raise ConfigError(f"served_model_name must be text, not {self.served_model_name!r}")
         if self.device == "cpu" and self.dtype == "bf16":

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from xinfer import env
 from xinfer.config import EngineConfig
 from xinfer.device import Device, open_device
-from xinfer.errors import XinferError
 from xinfer.load import hub
 from xinfer.load.checkpoint import Checkpoint, open_checkpoint
 from xinfer.load.loader import dummy_weights, load_weights, weight_bytes
@@ -44,7 +42,7 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Model:
     env.load()
     dummy = config.load_format == "dummy"
     checkpoint = open_checkpoint(hub.resolve(config.m), weights=not dummy)
-    tokenizer, template = _text(checkpoint, dummy)
+    tokenizer, template = _text(checkpoint, config.skip_tokenizer or dummy)
     device = open_device(config.device)
     try:
         act = _act(config, checkpoint, device.kind)
@@ -87,16 +85,12 @@ def _tables(device: Device, spec: ModelSpec, max_len: int) -> dict[Rope, Tensor]
     return tables
 
 
-def _text(checkpoint: Checkpoint, dummy: bool) -> tuple[Tokenizer, ChatTemplate]:
-    """Tokenizer and chat template of a checkpoint; dummy weights can do without, and then speak token ids only."""
+def _text(checkpoint: Checkpoint, skip: bool) -> tuple[Tokenizer, ChatTemplate]:
+    """Tokenizer and chat template of a checkpoint; with `skip`, those of a model that speaks token ids only."""
+    if skip:
+        return Tokenizer(nameless(checkpoint.spec.vocab)), ChatTemplate(None)
     if checkpoint.gguf_metadata is not None:
         tokenizer = Tokenizer.from_gguf(checkpoint.gguf_metadata)
         return tokenizer, ChatTemplate.from_gguf(checkpoint.gguf_metadata, tokenizer.special_names)
-    folder = Path(checkpoint.folder)
-    try:
-        tokenizer = Tokenizer.from_hf_folder(folder)
-    except XinferError:
-        if not dummy:
-            raise
-        return Tokenizer(nameless(checkpoint.spec.vocab)), ChatTemplate(None, "", "")
-    return tokenizer, ChatTemplate.from_hf_folder(folder, tokenizer.special_names)
+    tokenizer = Tokenizer.from_hf_folder(checkpoint.folder)
+    return tokenizer, ChatTemplate.from_hf_folder(checkpoint.folder, tokenizer.special_names)

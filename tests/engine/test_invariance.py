@@ -1,0 +1,60 @@
+"""The promise: greedy bytes, and seeded draws, do not depend on batch, chunking, preemption or streaming.
+
+Checked against the same prompt run alone, in one chunk, with all the memory it wants.
+"""
+
+import pytest
+
+from xinfer import SamplingParams
+
+PROMPTS = [[(i * 37 + j * 11) % 250 + 1 for j in range(5 + 40 * i)] for i in range(8)]
+ROOM = {"max_model_len": 512, "skip_tokenizer": True}
+LESS = {"max_model_len": 256, "skip_tokenizer": True}
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, top_p=0.95, top_k=40, seed=7)
+PENALIZED = SamplingParams(
+    max_tokens=40, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1,
+    logit_bias={3: 2.5, 200: -100},
+)  # fmt: skip
+
+
+@pytest.fixture(params=["llama", "gemma3"])
+def model(request, tiny):
+    return tiny / request.param
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, PENALIZED], ids=["greedy", "drawn", "penalized"])
+def test_company_and_chunks_change_nothing(engine, model, params):
+    alone = engine(model, max_num_seqs=1, **ROOM)
+    wanted = [alone.generate([p], params)[0].token_ids for p in PROMPTS]
+    assert [alone.generate([p], params)[0].token_ids for p in PROMPTS] == wanted, "not the same twice"
+    batch = engine(model, max_num_seqs=8, **ROOM)
+    assert [c.token_ids for c in batch.generate(PROMPTS, params)] == wanted, "in a batch"
+    chunked = engine(model, max_num_seqs=5, **ROOM, prefill_chunk=64)
+    assert [c.token_ids for c in chunked.generate(PROMPTS, params)] == wanted, "in chunks of 64"
+    eager = engine(model, max_num_seqs=3, **ROOM, graphs=False)
+    assert [c.token_ids for c in eager.generate(PROMPTS, params)] == wanted, "without graphs"
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, PENALIZED], ids=["greedy", "drawn", "penalized"])
+def test_preemption_changes_nothing(engine, tiny, params):
+    """Three replies that outgrow a cache made for two."""
+    prompts = [p[:60] + p[:60] for p in PROMPTS[4:7]]
+    roomy = engine(tiny / "qwen3", max_num_seqs=3, **LESS)
+    wanted = [c.token_ids for c in roomy.generate(prompts, params)]
+    tight = engine(tiny / "qwen3", max_num_seqs=3, **LESS, kv_tokens=448)
+    assert [c.token_ids for c in tight.generate(prompts, params)] == wanted
+    assert tight.stats()["preemptions"] > 0, "the cache was not too small: nothing was tested"
+    tight.scheduler.check()
+
+
+def test_seeds_differ(engine, tiny):
+    """Requests without a seed draw from the engine's, each its own; another engine seed draws otherwise."""
+    free = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0)
+    replies = [
+        [c.token_ids for c in engine(tiny / "llama", seed=seed, **LESS).generate([[1, 2, 3]] * 3, free)]
+        for seed in (0, 0, 1)
+    ]
+    assert replies[0] == replies[1]
+    assert replies[0] != replies[2]
+    assert len({tuple(tokens) for tokens in replies[0]}) == 3
