@@ -41,7 +41,7 @@ def take(arena: Arena, spec: ModelSpec, act: DType, tokens: int, logits: int) ->
     f32, t = DType.F32, tokens
     qkv = max((a.heads + 2 * a.kv_heads) * a.head_dim for a in (layer.attention for layer in spec.layers))
     heads, dim = max((a.heads, a.head_dim) for a in (layer.attention for layer in spec.layers))
-    width = max(-(-layer.ffn.width // 64) * 64 for layer in spec.layers)
+    width = max(layer.ffn.padded for layer in spec.layers)
     return Activations(
         h=arena.take("h", (t, spec.dim), f32),
         x=arena.take("x", (t, spec.dim), act),

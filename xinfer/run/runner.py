@@ -1,10 +1,11 @@
 """Runner: executes the steps that the scheduler plans. All device memory a step touches is made here, once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from xinfer.decoder import Decoder
 from xinfer.device import Device
 from xinfer.device.arena import Arena
+from xinfer.formats.weight import Weight
 from xinfer.kv.pages import pages_for
 from xinfer.kv.pool import KVPool
 from xinfer.layers import activations
@@ -35,7 +36,7 @@ class Runner:
             device, plan.max_tokens, plan.max_num_seqs, pages_for(plan.max_model_len)
         )
         self.sampler = SamplerState(device, plan.max_num_seqs, spec.vocab)
-        self.ops.reserve(spec, plan.max_num_seqs, plan.max_model_len)
+        self.ops.reserve(spec, plan.max_num_seqs, plan.max_model_len, list(matrices(weights)))
         self.decoder = Decoder(spec, weights, self.pool.layers, tables, self.ops, plan.act, Solo())
         self.graphs = None
         if graphs and device.supports_graphs:
@@ -98,6 +99,12 @@ class Runner:
         for part in (self.inputs, self.sampler, self.pool, self.ops):
             part.close()
         self.arena.close(self.device)
+
+
+def matrices(weights: Mapping) -> Iterator[Weight]:
+    """Every Weight among named weights, parts of tuples one by one."""
+    for entry in weights.values():
+        yield from (w for w in (entry if isinstance(entry, tuple) else (entry,)) if isinstance(w, Weight))
 
 
 def planned_arena(spec: ModelSpec, act: DType, max_tokens: int, max_logits: int) -> Arena:
