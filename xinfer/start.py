@@ -41,7 +41,7 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Model:
     """Everything that can be refused is refused before weights are read; a failure later gives the device back."""
     env.load()
     dummy = config.load_format == "dummy"
-    checkpoint = open_checkpoint(hub.resolve(config.m), weights=not dummy)
+    checkpoint = open_checkpoint(hub.resolve(config.m, weights=not dummy), weights=not dummy)
     tokenizer, template = _text(checkpoint, config.skip_tokenizer or dummy)
     device = open_device(config.device)
     try:

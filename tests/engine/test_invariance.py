@@ -7,9 +7,9 @@ import pytest
 
 from xinfer import SamplingParams
 
-PROMPTS = [[(i * 37 + j * 11) % 250 + 1 for j in range(5 + 40 * i)] for i in range(8)]
-ROOM = {"max_model_len": 512, "skip_tokenizer": True}
-LESS = {"max_model_len": 256, "skip_tokenizer": True}
+PROMPTS = [[(i * 37 + j * 11) % 250 + 1 for j in range(5 + 25 * i)] for i in range(8)]
+ROOM = {"max_model_len": 256, "skip_tokenizer": True}
+
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, top_p=0.95, top_k=40, seed=7)
 PENALIZED = SamplingParams(
@@ -38,11 +38,11 @@ def test_company_and_chunks_change_nothing(engine, model, params):
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN, PENALIZED], ids=["greedy", "drawn", "penalized"])
 def test_preemption_changes_nothing(engine, tiny, params):
-    """Three replies that outgrow a cache made for two."""
-    prompts = [p[:60] + p[:60] for p in PROMPTS[4:7]]
-    roomy = engine(tiny / "qwen3", max_num_seqs=3, **LESS)
+    """Three replies that outgrow a cache of five pages."""
+    prompts = [p[:60] + p[:60] for p in PROMPTS[3:6]]
+    roomy = engine(tiny / "qwen3", max_num_seqs=3, **ROOM)
     wanted = [c.token_ids for c in roomy.generate(prompts, params)]
-    tight = engine(tiny / "qwen3", max_num_seqs=3, **LESS, kv_tokens=448)
+    tight = engine(tiny / "qwen3", max_num_seqs=3, **ROOM, kv_tokens=320)
     assert [c.token_ids for c in tight.generate(prompts, params)] == wanted
     assert tight.stats()["preemptions"] > 0, "the cache was not too small: nothing was tested"
     tight.scheduler.check()
@@ -52,7 +52,7 @@ def test_seeds_differ(engine, tiny):
     """Requests without a seed draw from the engine's, each its own; another engine seed draws otherwise."""
     free = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0)
     replies = [
-        [c.token_ids for c in engine(tiny / "llama", seed=seed, **LESS).generate([[1, 2, 3]] * 3, free)]
+        [c.token_ids for c in engine(tiny / "llama", seed=seed, **ROOM).generate([[1, 2, 3]] * 3, free)]
         for seed in (0, 0, 1)
     ]
     assert replies[0] == replies[1]
