@@ -14,9 +14,9 @@ from ceilings import read_bandwidth, seconds, torch_matmul_rate
 
 from xinfer.device import open_device
 from xinfer.formats import FORMATS
+from xinfer.formats.format import Format
 from xinfer.formats.weight import Weight
 from xinfer.kernels.cuda.linear import Linear
-from xinfer.load.place import dummy_weight
 from xinfer.tensor import DType
 
 SHAPES = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
@@ -35,6 +35,16 @@ def main() -> None:
         for name in dict.fromkeys(FORMATS[f].kernel_name for f in args.formats):
             for n, k in SHAPES:
                 measure(device, name, n, k, args.rows, bandwidth)
+
+
+def dummy_weight(device, format: Format, n: int, k: int, seed: int) -> Weight:
+    """A packed weight of noise."""
+    planes = []
+    for i, plane in enumerate(format.planes(n, k)):
+        kind = "bf16" if format.kernel_name == "bf16" else "scales" if "scale" in plane.name else "bytes"
+        planes.append(device.alloc(plane.nbytes))
+        device.fill_random(planes[-1], seed + i, kind=kind)
+    return Weight(format, n, k, tuple(planes))
 
 
 def measure(device, name: str, n: int, k: int, rows: tuple[int, ...], bandwidth: float) -> None:

@@ -36,6 +36,7 @@ class Env:
     """The parsed environment."""
 
     cache: Path
+    prebuilt: Path | None
     debug: bool
 
 
@@ -63,11 +64,30 @@ def _folder(text: str) -> Path:
 
 
 SWITCH = Kind("1, true, yes, on, 0, false, no or off", _switch)
+
+
+def _existing_folder(text: str) -> Path | None:
+    if not text:
+        return None
+    path = Path(text).expanduser()
+    if not path.is_absolute() or not path.is_dir():
+        raise ValueError
+    return path
+
+
 FOLDER = Kind("an absolute path of a folder (it is created when missing)", _folder)
+EXISTING_FOLDER = Kind("an absolute path of a folder that exists", _existing_folder)
 
 TABLE = (
     Variable(
         "XINFER_CACHE", "cache", FOLDER, "~/.cache/xinfer", "where built kernels and fetched models are kept"
+    ),
+    Variable(
+        "XINFER_PREBUILT",
+        "prebuilt",
+        EXISTING_FOLDER,
+        "",
+        "a folder of kernels built elsewhere from the same sources; it is looked at first and only read",
     ),
     Variable("XINFER_DEBUG", "debug", SWITCH, "0", "show the traceback of an error instead of its one line"),
 )
@@ -100,4 +120,4 @@ def _read(variable: Variable, environ: Mapping[str, str]) -> object:
 def describe() -> str:
     """The table as text, for --help and the documentation."""
     width = max(len(variable.name) for variable in TABLE)
-    return "\n".join(f"{v.name:<{width}}  {v.meaning} (default {v.default})" for v in TABLE)
+    return "\n".join(f"{v.name:<{width}}  {v.meaning} (default {v.default or 'none'})" for v in TABLE)

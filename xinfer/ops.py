@@ -13,7 +13,7 @@ from xinfer.tensor import DType, Tensor
 class Ops(Protocol):
     """Parameters, shapes and meanings: kernels/contract.py. Work is put on the device's compute stream."""
 
-    def reserve(self, spec: ModelSpec, max_seqs: int, max_len: int, weights: list[Weight]) -> None:
+    def reserve(self, spec: ModelSpec, max_seqs: int, num_pages: int, weights: list[Weight]) -> None:
         """Take all scratch memory that the ops will need, and load their kernels; once, before the first op."""
 
     def embed(self, out, tokens, last, rows, table: Weight, scale: float) -> None: ...
@@ -48,7 +48,7 @@ class CpuOps:
             attention, linear, norm, embed, sample,
         )  # fmt: skip
 
-    def reserve(self, spec: ModelSpec, max_seqs: int, max_len: int, weights: list[Weight]) -> None:
+    def reserve(self, spec: ModelSpec, max_seqs: int, num_pages: int, weights: list[Weight]) -> None:
         pass
 
     def embed(self, out, tokens, last, rows, table, scale) -> None:

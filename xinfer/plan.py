@@ -73,7 +73,7 @@ def plan(
     state = rows * (2 * spec.vocab + 4 * pages_for(longest) + 2560)
     fixed = weight_bytes + activation_bytes + state + RESERVE[machine.kind]
     left = machine.free_bytes - fixed
-    page = page_bytes(spec, act)
+    page = page_bytes(spec, act) + _split_bytes(spec, act)
     useful = rows * pages_for(longest)  # more pages than this could never be in use
     if config.kv_tokens is not None:
         pages = pages_for(config.kv_tokens)
@@ -106,6 +106,12 @@ def plan(
 
 def _default_length(spec: ModelSpec, machine: Machine) -> int:
     return min(spec.max_len, CPU_CONTEXT) if machine.kind == "cpu" else spec.max_len
+
+
+def _split_bytes(spec: ModelSpec, act: DType) -> int:
+    """Scratch of a page for the states of decode attention (kernels/cuda/attention.py), shared by the layers."""
+    states = (a.heads * (a.head_dim + 4) * 4 for a in (layer.attention for layer in spec.layers))
+    return max(states) if act is DType.BF16 else 0
 
 
 def step_tokens(config: EngineConfig, kind: str) -> int:

@@ -36,7 +36,7 @@ class Runner:
             device, plan.max_tokens, plan.max_num_seqs, pages_for(plan.max_model_len)
         )
         self.sampler = SamplerState(device, plan.max_num_seqs, spec.vocab)
-        self.ops.reserve(spec, plan.max_num_seqs, plan.max_model_len, list(matrices(weights)))
+        self.ops.reserve(spec, plan.max_num_seqs, plan.num_pages, list(matrices(weights)))
         self.decoder = Decoder(spec, weights, self.pool.layers, tables, self.ops, plan.act, Solo())
         self.graphs = None
         if graphs and device.supports_graphs:

@@ -1,0 +1,181 @@
+"""One block of attention: 16 query rows of a warp against the 64 keys of a page. Prefill and decode share this file,
+which is why they give the same bits.
+
+A block's state is (m, l, o) of kernels/ref/attention.py: scores by mma in k16 steps over E, masked and scaled in f32;
+p = ex2(s - m) rounded to bf16; l = P 1 and o = P V by mma in k16 steps over the keys. Pages lie in shared memory in
+rows of E * 2 + 16 bytes, which puts the eight rows of an ldmatrix on different banks for every E that is a multiple
+of 16. Lane l of a warp holds rows g = l//4 and g + 8, columns 2 (l%4) and the next of each 8 (the m16n8 tile).
+"""
+
+import functools
+
+from numba import float32, int32, int64, uint32
+
+from .ptx import (
+    cp_async16,
+    device,
+    ex2,
+    fma_rn,
+    ldmatrix4,
+    ldmatrix4_trans,
+    mma_bf16,
+    mul_rn,
+    pack_bf16x2,
+    shuffle_xor,
+    sub_rn,
+)
+
+PAGE = 64
+NOTHING = -1e30  # m of a state without keys
+ONES = 0x3F803F80  # two bf16 of 1
+
+
+def pitch(dim: int) -> int:
+    """Bytes from one row of a page to the next in shared memory."""
+    return dim * 2 + 16
+
+
+@functools.cache
+def copy_page(dim: int, threads: int):
+    """A device function (to, source, thread): start copying bf16 [64,E] to shared memory by `threads` threads."""
+    chunks = dim // 8
+    count = PAGE * chunks // threads
+    row_bytes = pitch(dim)
+
+    @device
+    def copy(to, source, thread):
+        for i in range(count):
+            chunk = int32(thread + i * threads)
+            row = int32(uint32(chunk) // uint32(chunks))
+            column = int32(chunk - row * chunks)
+            cp_async16(int32(to + row * row_bytes + column * 16), source + int64(chunk) * 16, int32(16))
+
+    return copy
+
+
+@functools.cache
+def scores(dim: int, shared_queries: bool):
+    """A device function (s, q, queries, keys, lane): s[32] = Q K^T, tile n of 8 keys in s[4n ..]. Q comes from the
+    registers q[E/4], or by ldmatrix from the shared address `queries` of 16 rows."""
+    steps, row_bytes = dim // 16, pitch(dim)
+
+    @device
+    def multiply(s, q, queries, keys, lane):
+        for i in range(32):
+            s[i] = float32(0)
+        at_q = int32(queries + (lane & 15) * row_bytes + (lane >> 4) * 16)
+        at_k = int32(keys + ((lane & 7) + ((lane >> 4) << 3)) * row_bytes + ((lane >> 3) & 1) * 16)
+        for k in range(steps):
+            if shared_queries:
+                a = ldmatrix4(int32(at_q + k * 32))
+                for j in range(4):
+                    q[j] = a[j]
+            at = 0 if shared_queries else k * 4
+            for n in range(4):
+                b = ldmatrix4(int32(at_k + n * (16 * row_bytes) + k * 32))
+                for h in range(2):
+                    o = n * 8 + h * 4
+                    r = mma_bf16(
+                        q[at], q[at + 1], q[at + 2], q[at + 3], b[h * 2], b[h * 2 + 1],
+                        s[o], s[o + 1], s[o + 2], s[o + 3],
+                    )  # fmt: skip
+                    s[o] = r[0]
+                    s[o + 1] = r[1]
+                    s[o + 2] = r[2]
+                    s[o + 3] = r[3]
+
+    return multiply
+
+
+@device
+def _larger(a, b):
+    return a if a > b else b
+
+
+@device
+def _quad_max(v):
+    v = _larger(v, shuffle_xor(v, int32(1)))
+    return _larger(v, shuffle_xor(v, int32(2)))
+
+
+@device
+def weigh(s, p, m, base, first, last, scale, lane):
+    """Scores s[32] -> p[16], the A operand of P V; m[2], the largest visible score of each of the lane's rows.
+
+    Keys are base + column; row h of the lane sees first[h] .. last[h]; `scale` includes log2(e)."""
+    column = int32(base + (lane & 3) * 2)
+    for h in range(2):
+        m[h] = float32(NOTHING)
+    for i in range(32):
+        h = (i >> 1) & 1
+        key = int32(column + (i >> 2) * 8 + (i & 1))
+        s[i] = mul_rn(s[i], scale) if key <= last[h] and key >= first[h] else float32(NOTHING)
+        m[h] = _larger(m[h], s[i])
+    for h in range(2):
+        m[h] = _quad_max(m[h])
+    for i in range(32):
+        s[i] = ex2(sub_rn(s[i], m[(i >> 1) & 1])) if s[i] > float32(NOTHING / 2) else float32(0)
+    for i in range(16):
+        p[i] = pack_bf16x2(s[i * 2], s[i * 2 + 1])
+
+
+@device
+def total(p, l):
+    """l[2]: sums of p's rows, by a product with ones."""
+    a = float32(0)
+    b = float32(0)
+    c = float32(0)
+    d = float32(0)
+    for k in range(4):
+        r = mma_bf16(p[k * 4], p[k * 4 + 1], p[k * 4 + 2], p[k * 4 + 3], uint32(ONES), uint32(ONES), a, b, c, d)
+        a = r[0]
+        b = r[1]
+        c = r[2]
+        d = r[3]
+    l[0] = a
+    l[1] = c
+
+
+@functools.cache
+def product(dim: int):
+    """A device function (o, p, values, n, lane): o[8] = columns 16n .. 16n+15 of P V, two m16n8 tiles."""
+    row_bytes = pitch(dim)
+
+    @device
+    def multiply(o, p, values, n, lane):
+        for i in range(8):
+            o[i] = float32(0)
+        at = int32(values + ((lane & 7) + ((lane >> 3) & 1) * 8) * row_bytes + (lane >> 4) * 16 + n * 32)
+        for k in range(4):
+            b = ldmatrix4_trans(int32(at + k * (16 * row_bytes)))
+            for h in range(2):
+                r = mma_bf16(
+                    p[k * 4], p[k * 4 + 1], p[k * 4 + 2], p[k * 4 + 3], b[h * 2], b[h * 2 + 1],
+                    o[h * 4], o[h * 4 + 1], o[h * 4 + 2], o[h * 4 + 3],
+                )  # fmt: skip
+                o[h * 4] = r[0]
+                o[h * 4 + 1] = r[1]
+                o[h * 4 + 2] = r[2]
+                o[h * 4 + 3] = r[3]
+
+    return multiply
+
+
+@device
+def factors(m, m_block):
+    """(m', what the state so far is multiplied by, what the block's is) of a merge."""
+    larger = _larger(m, m_block)
+    return larger, ex2(sub_rn(m, larger)), ex2(sub_rn(m_block, larger))
+
+
+@device
+def merged(so_far, old, block, new):
+    """so_far * old + block * new, rounded twice in this order everywhere."""
+    return fma_rn(so_far, old, mul_rn(block, new))
+
+
+@device
+def first_key(position, window):
+    """The first key that `position` sees."""
+    first = int32(position - window + 1)
+    return first if window > 0 and first > 0 else int32(0)
