@@ -63,7 +63,7 @@ MODELS = {
         {
             "num_hidden_layers": 7,
             "head_dim": 16,
-            "num_attention_heads": 2,
+            "num_attention_heads": 4,
             "num_key_value_heads": 1,
             "intermediate_size": 24,
             "sliding_window": 8,

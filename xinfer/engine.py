@@ -1,6 +1,7 @@
 """Engine: a model ready to answer. Ask (EngineConfig), plan (plan.py), run (run/runner.py): nothing is allocated
 after start-up. One thread at a time drives it; whoever waits for a reply runs steps for all."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,13 +43,17 @@ class Engine:
         self.model: Model = start(self.config, progress)
         plan = self.plan = self.model.plan
         self.tokenizer, self.chat_template = self.model.tokenizer, self.model.chat_template
-        self.runner = Runner(
-            self.model.device, self.model.spec, self.model.weights, self.model.tables, plan, self.config.graphs
-        )
+        try:
+            self.runner = Runner(
+                self.model.device, self.model.spec, self.model.weights, self.model.tables, plan, self.config.graphs
+            )
+            self.runner.warm_up()
+        except BaseException:
+            self.model.device.close()
+            raise
         self.scheduler = Scheduler(
             plan.max_num_seqs, plan.prefill_chunk, PagePool(plan.num_pages), plan.max_model_len
         )
-        self.runner.warm_up()
         self.replies: dict[object, Reply] = {}
         self.requests = 0
         self.closed = False
@@ -83,8 +88,9 @@ class Engine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Chunks of the reply to one prompt. Closing the iterator cancels the request."""
-        for _, chunk in self.stream_many([prompt], params):
-            yield chunk
+        with contextlib.closing(self.stream_many([prompt], params)) as chunks:
+            for _, chunk in chunks:
+                yield chunk
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **template: object

@@ -51,13 +51,12 @@ class CudaOps:
         for layer in spec.layers:
             dim = layer.attention.head_dim
             found += [rope.spec(dim, tag), *attention.Attention.specs(dim, tag, sm)]
-        epilogues = ("store", "add", *{layer.ffn.act for layer in spec.layers})
         if self.act is DType.F32:
-            found += [linear.linear_f32.spec(epilogue) for epilogue in epilogues] + [embed.dense_spec()]
+            found += [linear.linear_f32.spec(gated) for gated in (False, True)] + [embed.dense_spec()]
         else:
             for weight in {w.format.kernel_name: w for w in weights}.values():
                 source, name = weight.format.decoder, weight.format.kernel_name
-                found += linear.specs(source, name, sm, epilogues) + embed.Embed.specs(source, name)
+                found += linear.specs(source, name, sm) + embed.Embed.specs(source, name)
         return list(dict.fromkeys(found))
 
     def embed(self, out, tokens, last, rows, table, scale) -> None:

@@ -29,4 +29,12 @@ def gelu_tanh_glu(gate, up):
     return mul_rn(mul_rn(gate, sigmoid(u2)), up)
 
 
-GLU = {"silu": silu_glu, "gelu_tanh": gelu_tanh_glu}
+ACTIVATIONS = ("silu", "gelu_tanh")  # their numbers are the `mode` of a gated matmul
+
+
+@device
+def glu(gate, up, mode):
+    """The activation of that number."""
+    if mode == 0:
+        return silu_glu(gate, up)
+    return gelu_tanh_glu(gate, up)

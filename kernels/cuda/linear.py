@@ -8,24 +8,23 @@ from . import activation, linear_f32, linear_few, linear_many
 from .build import KernelSpec, resolve
 from .launch import Library
 
-EPILOGUES = ("store", "add", *activation.GLU)
 WIDE = 128  # token tile of the many-row kernel; NARROW where fewer rows would leave most of it empty
 NARROW = 64
 
 
-def specs(decoder: str, name: str, sm: int, epilogues: tuple[str, ...] = EPILOGUES) -> list[KernelSpec]:
+def specs(decoder: str, name: str, sm: int, gated: tuple[bool, ...] = (False, True)) -> list[KernelSpec]:
     """Every kernel that may run for a format whose device decoder is at `decoder` ("module:function")."""
     raw = resolve(decoder).raw
     out = []
-    for epilogue in epilogues:
-        out += [linear_few.spec(decoder, raw, tiles, epilogue, name) for tiles in (1, 2, 4)]
-        out += [linear_many.spec(decoder, c, _engine(sm), epilogue, name) for c in (NARROW, WIDE)]
+    for g in gated:
+        out += [linear_few.spec(decoder, raw, tiles, g, name) for tiles in (1, 2)]
+        out += [linear_many.spec(decoder, c, _engine(sm), g, name) for c in (NARROW, WIDE)]
     return out
 
 
 def catalog(decoders: dict[str, str]) -> list[KernelSpec]:
     """All matmul kernels of all formats ({format name: decoder path}) for any target."""
-    out = [linear_f32.spec(e) for e in EPILOGUES]
+    out = [linear_f32.spec(gated) for gated in (False, True)]
     for name, decoder in decoders.items():
         out += dict.fromkeys(specs(decoder, name, 90) + specs(decoder, name, 80))
     return out
@@ -33,7 +32,7 @@ def catalog(decoders: dict[str, str]) -> list[KernelSpec]:
 
 def few_is_faster(tokens: int, n: int) -> bool:
     """Measured on an H200 in bf16: from 9 tokens on the many-row kernel wins where N gives it blocks enough."""
-    return tokens <= 8 or (tokens <= 16 and n < 16384) or (tokens <= linear_few.MAX_TOKENS and n <= 4096)
+    return tokens <= 8 or (tokens <= linear_few.MAX_TOKENS and n < 16384)
 
 
 def _engine(sm: int) -> str:
@@ -52,41 +51,39 @@ class Linear:
         self.kernels: dict[tuple, object] = {}
 
     def __call__(self, stream: int, out, x, weight, bias=None, *, add: bool = False) -> None:
-        self._launch(stream, out, x, weight, bias, "add" if add else "store", weight.n)
+        self._launch(stream, out, x, weight, bias, False, int(add))
 
     def glu(self, stream: int, out, x, weight, act: str) -> None:
-        self._launch(stream, out, x, weight, None, act, weight.n)
+        self._launch(stream, out, x, weight, None, True, activation.ACTIVATIONS.index(act))
 
-    def _launch(self, stream: int, out, x, weight, bias, epilogue: str, n: int) -> None:
-        tokens, bias_at = x.shape[0], bias.ptr if bias is not None else 0
+    def _launch(self, stream: int, out, x, weight, bias, gated: bool, mode: int) -> None:
+        tokens, n, bias_at = x.shape[0], weight.n, bias.ptr if bias is not None else 0
         assert x.shape[1] == weight.k, (x.shape, weight.n, weight.k)
         if weight.dense is not None:
-            rows = n // 2 if epilogue in activation.GLU else n
+            rows = n // 2 if gated else n
             grid = (-(-rows // linear_f32.WARPS), -(-tokens // linear_f32.TOKENS), 1)
-            kernel = self._kernel(("f32", epilogue), lambda: linear_f32.spec(epilogue))
-            kernel(
-                stream, grid, out.ptr, x.ptr, weight.dense.ptr, bias_at, tokens, rows, weight.k, x.ld, out.ld
-            )
+            kernel = self._kernel(("f32", gated), lambda: linear_f32.spec(gated))
+            args = (weight.dense.ptr, bias_at, tokens, rows, weight.k, x.ld, out.ld, mode)
+            kernel(stream, grid, out.ptr, x.ptr, *args)
             return
         planes = [p.ptr for p in weight.planes] + [0] * (4 - len(weight.planes))
         groups, row_tiles = -(-weight.k // 64), -(-n // 16)
         source, name = weight.format.decoder, weight.format.kernel_name
+        args = (*planes, bias_at, tokens, n, groups, x.ld, out.ld, mode)
         if few_is_faster(tokens, n):
-            tiles = 1 if tokens <= 8 else 2 if tokens <= 16 else 4
+            tiles = 1 if tokens <= 8 else 2
             kernel = self._kernel(
-                (source, epilogue, tiles),
-                lambda: linear_few.spec(source, resolve(source).raw, tiles, epilogue, name),
+                (source, gated, tiles), lambda: linear_few.spec(source, resolve(source).raw, tiles, gated, name)
             )
-            grid = (row_tiles, 1, 1)
-            kernel(stream, grid, out.ptr, x.ptr, *planes, bias_at, tokens, n, groups, x.ld, out.ld)
+            kernel(stream, (row_tiles, 1, 1), out.ptr, x.ptr, *args)
             return
         columns = NARROW if tokens <= NARROW else WIDE
         kernel = self._kernel(
-            (source, epilogue, columns, "many"),
-            lambda: linear_many.spec(source, columns, _engine(self.library.sm), epilogue, name),
+            (source, gated, columns),
+            lambda: linear_many.spec(source, columns, _engine(self.library.sm), gated, name),
         )
         grid = (-(-tokens // columns), -(-row_tiles // 8), 1)
-        kernel(stream, grid, out.ptr, x.ptr, *planes, bias_at, tokens, n, groups, x.ld, out.ld, row_tiles)
+        kernel(stream, grid, out.ptr, x.ptr, *args, row_tiles)
 
     def _kernel(self, key: tuple, make):
         kernel = self.kernels.get(key)

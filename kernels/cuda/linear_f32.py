@@ -41,13 +41,10 @@ def _warp_sum(v):
     return v + shuffle_xor(v, int32(1))
 
 
-def f32_rows(epilogue: str):
-    """Arguments: out, x, W, bias, T, N, K, x and out row lengths. K is a multiple of 4."""
-    gated = epilogue in activation.GLU
-    glu = activation.GLU.get(epilogue)
-    adds = epilogue == "add"
+def f32_rows(gated: bool):
+    """Arguments: out, x, W, bias, T, N, K, x and out row lengths, mode as in linear_few. K is a multiple of 4."""
 
-    def linear_f32(out, x, w, bias, tokens, n, k, x_ld, out_ld):
+    def linear_f32(out, x, w, bias, tokens, n, k, x_ld, out_ld, mode):
         lane = int32(cuda.threadIdx.x & 31)
         row = int32(cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5))
         token0 = int32(cuda.blockIdx.y * TOKENS)
@@ -79,23 +76,23 @@ def f32_rows(epilogue: str):
         for j in range(TOKENS):
             y = _warp_sum(acc[j])
             if gated:
-                y = glu(y, _warp_sum(ups[j]))
+                y = activation.glu(y, _warp_sum(ups[j]), mode)
             if lane == 0 and token0 + j < tokens:
                 to = out + (int64(token0 + j) * out_ld + row) * 4
                 if bias != 0:
                     y += ld_f32(bias + int64(row) * 4)
-                if adds:
+                if mode == 1 and not gated:
                     y += ld_f32(to)
                 st_f32(to, y)
 
-    return linear_f32, "i64 i64 i64 i64 i32 i32 i32 i32 i32"
+    return linear_f32, "i64 i64 i64 i64 i32 i32 i32 i32 i32 i32"
 
 
-def spec(epilogue: str) -> KernelSpec:
+def spec(gated: bool) -> KernelSpec:
     return KernelSpec(
-        f"linear_f32_{epilogue}",
+        f"linear{'_glu' * gated}_f32",
         f"{__name__}:f32_rows",
-        (("epilogue", epilogue),),
+        (("gated", gated),),
         block=(WARPS * 32, 1, 1),
         early=True,
     )

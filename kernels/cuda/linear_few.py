@@ -1,4 +1,4 @@
-"""Few-row matmul: out[T,N] = x[T,K] W[N,K]^T for up to 32 tokens, bound by the reading of W.
+"""Few-row matmul: out[T,N] = x[T,K] W[N,K]^T for up to 16 tokens, bound by the reading of W.
 
 Weights are the A operand of mma.sync (16 output rows), tokens its 8 columns, so arithmetic is free and eight rows
 cost what one does. A block owns 16 rows; its 8 warps own the 8 chunks of K (CHUNKS, fixed for a given K), each with
@@ -30,22 +30,19 @@ from .ptx import (
 
 CHUNKS = 8  # the K schedule: K is summed in 8 chunks of whole 64-k groups, added in order
 WARPS = CHUNKS
-MAX_TOKENS = 32
+MAX_TOKENS = 16
 
 
-def few_rows(decoder: str, tiles: int, ahead: int, epilogue: str):
-    """Kernel for `tiles` groups of 8 tokens; `ahead`: weight tiles in flight a warp; `epilogue`: "store", "add",
-    or a gated activation's name. Arguments: out, x, four planes, bias, T, N, 64-k groups, x and out row lengths."""
+def few_rows(decoder: str, tiles: int, ahead: int, gated: bool):
+    """Kernel for `tiles` groups of 8 tokens; `ahead`: weight tiles in flight a warp. Arguments: out, x, four planes,
+    bias (0: none), T, N, 64-k groups, x and out row lengths, mode: of a gated one its activation, else 1 to add."""
     source = resolve(decoder)
     fetch, unpack, raw = source.fetch, source.unpack, source.raw
     take, put, put_fragments = gather(raw), scatter(raw), scatter(16)
     ring = ahead * raw
     sums, columns = tiles * 4, tiles * 8
-    gated = epilogue in activation.GLU
-    glu = activation.GLU.get(epilogue)
-    adds = epilogue == "add"
 
-    def linear_few(out, x, p0, p1, p2, p3, bias, tokens, n, groups, x_ld, out_ld):
+    def linear_few(out, x, p0, p1, p2, p3, bias, tokens, n, groups, x_ld, out_ld, mode):
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         g, t = int32(lane >> 2), int32(lane & 3)
@@ -114,27 +111,27 @@ def few_rows(decoder: str, tiles: int, ahead: int, epilogue: str):
                         up = float32(0)
                         for w in range(WARPS):
                             up += lds_f32(int32(shared + w * (columns * 64) + e * 4 + 32))
-                        packed = pack_bf16x2(glu(y, up), float32(0))
+                        packed = pack_bf16x2(activation.glu(y, up, mode), float32(0))
                         at64 = out + (int64(token) * out_ld + tile_row * 8 + r16) * 2
                         st_u16(at64, numba.uint16(packed))
                 else:
                     if bias != 0:
                         y += ld_f32(bias + int64(row_n) * 4)
                     at64 = out + (int64(token) * out_ld + row_n) * 4
-                    if adds:
+                    if mode == 1:
                         y += ld_f32(at64)
                     st_f32(at64, y)
 
-    return linear_few, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32"
+    return linear_few, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 i32"
 
 
-def spec(decoder: str, raw: int, tiles: int, epilogue: str, name: str) -> KernelSpec:
+def spec(decoder: str, raw: int, tiles: int, gated: bool, name: str) -> KernelSpec:
     """`raw`: registers a weight tile takes in a lane. About 128 bytes a lane are kept in flight."""
-    ahead = max(1, min(4, 32 // raw)) if tiles < 4 else max(1, min(2, 16 // raw))
+    ahead = max(1, min(4, 32 // raw))
     return KernelSpec(
-        f"linear_few_{name}_{epilogue}_t{tiles * 8}",
+        f"linear{'_glu' * gated}_few_{name}_t{tiles * 8}",
         f"{__name__}:few_rows",
-        (("decoder", decoder), ("tiles", tiles), ("ahead", ahead), ("epilogue", epilogue)),
+        (("decoder", decoder), ("tiles", tiles), ("ahead", ahead), ("gated", gated)),
         block=(WARPS * 32, 1, 1),
         shared=WARPS * tiles * 512,
         max_registers=128,

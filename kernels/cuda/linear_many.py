@@ -11,7 +11,7 @@ import numba
 from numba import cuda, float32, int32, int64, uint32
 
 from . import activation, wgmma
-from .build import KernelSpec, resolve
+from .build import TARGETS, KernelSpec, resolve
 from .linear_few import CHUNKS
 from .ptx import (
     barrier,
@@ -39,9 +39,8 @@ STAGES = {"wgmma": 4, "mma": 3}  # of a step's tokens in shared memory: one in u
 GROUPS = 2  # 64-k groups a step; one, with its fence and barrier, left half of the tensor cores' time unused
 
 
-def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
-    """Kernel for tiles of `columns` tokens; `engine` "mma" or "wgmma"; epilogue as in linear_few.
-    Arguments: out, x, four planes, bias, T, N, 64-k groups, x and out row lengths, row tiles."""
+def many_rows(decoder: str, columns: int, engine: str, gated: bool):
+    """Kernel for tiles of `columns` tokens; `engine` "mma" or "wgmma". Arguments: linear_few's, row tiles."""
     source = resolve(decoder)
     fetch, unpack, raw = source.fetch, source.unpack, source.raw
     take, put, put_fragments = gather(raw), scatter(raw), scatter(16)
@@ -53,11 +52,8 @@ def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
     start, settle = _wgmma(columns) if engine == "wgmma" else _mma(columns)
     copy = _copy_group(columns)
     slack = 1023 if engine == "wgmma" else 0
-    gated = epilogue in activation.GLU
-    glu = activation.GLU.get(epilogue)
-    adds = epilogue == "add"
 
-    def linear_many(out, x, p0, p1, p2, p3, bias, tokens, n, groups, x_ld, out_ld, row_tiles):
+    def linear_many(out, x, p0, p1, p2, p3, bias, tokens, n, groups, x_ld, out_ld, mode, row_tiles):
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         g, t = int32(lane >> 2), int32(lane & 3)
@@ -127,7 +123,9 @@ def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
                     token = int32(token0 + c * 8 + 2 * t + h)
                     if token < tokens:
                         if gated:
-                            packed = pack_bf16x2(glu(total[c * 4 + h], total[c * 4 + 2 + h]), float32(0))
+                            packed = pack_bf16x2(
+                                activation.glu(total[c * 4 + h], total[c * 4 + 2 + h], mode), float32(0)
+                            )
                             at = out + (int64(token) * out_ld + tile_row * 8 + g) * 2
                             st_u16(at, numba.uint16(packed))
                         else:
@@ -138,11 +136,11 @@ def many_rows(decoder: str, columns: int, engine: str, epilogue: str):
                                     at = out + (int64(token) * out_ld + row) * 4
                                     if bias != 0:
                                         y += ld_f32(bias + int64(row) * 4)
-                                    if adds:
+                                    if mode == 1:
                                         y += ld_f32(at)
                                     st_f32(at, y)
 
-    return linear_many, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 i32"
+    return linear_many, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 i32 i32"
 
 
 @device
@@ -213,14 +211,14 @@ def _wgmma(columns: int):
     return multiply, wgmma.settle(columns)
 
 
-def spec(decoder: str, columns: int, engine: str, epilogue: str, name: str) -> KernelSpec:
+def spec(decoder: str, columns: int, engine: str, gated: bool, name: str) -> KernelSpec:
     return KernelSpec(
-        f"linear_many_{name}_{epilogue}_t{columns}_{engine}",
+        f"linear{'_glu' * gated}_many_{name}_t{columns}_{engine}",
         f"{__name__}:many_rows",
-        (("decoder", decoder), ("columns", columns), ("engine", engine), ("epilogue", epilogue)),
+        (("decoder", decoder), ("columns", columns), ("engine", engine), ("gated", gated)),
         block=(ROWS * 2, 1, 1),
         shared=STAGES[engine] * GROUPS * columns * 128 + (1024 if engine == "wgmma" else 0),
         variant="a" if engine == "wgmma" else "",
-        only_sm=(90,) if engine == "wgmma" else (),
+        only_sm=(90,) if engine == "wgmma" else tuple(sm for sm in TARGETS if sm != 90),
         early=True,
     )

@@ -201,8 +201,9 @@ def _draw(logits, v, top, scale, least_key, least_mass, r, shared, thread):
 
 
 @device
-def _commit(tokens, last, counts, b, row, counts_ld, token):
-    """The row's choice, written by one thread."""
+def _commit(tokens, last, counts, rows, b, counts_ld, token):
+    """The row's choice, written by one thread. Its row is read again, which saves a register all along."""
+    row = int64(ld_i32(rows + b * 4))
     st_i32(tokens + b * 4, token)
     st_i32(last + row * 4, token)
     at = counts + (row * counts_ld + token) * 2
@@ -223,8 +224,7 @@ def rows_kernel():
         shared = dynamic_shared()
         launch_dependents()
         grid_wait()
-        row = int64(ld_i32(rows + b * 4))
-        if row < 0:
+        if ld_i32(rows + b * 4) < 0:
             if thread == 0:
                 st_i32(tokens + b * 4, int32(0))
             return
@@ -232,7 +232,7 @@ def rows_kernel():
         temp = ld_f32(temperature + b * 4)
         if temp == float32(0):
             if thread == 0:
-                _commit(tokens, last, counts, b, row, counts_ld, _index(best))
+                _commit(tokens, last, counts, rows, b, counts_ld, _index(best))
             return
         logits += b * ld * 4
         top = value_of(high_half(best))
@@ -245,7 +245,7 @@ def rows_kernel():
         if total == uint64(0) and thread == 0:
             token = _index(best)  # logits that are not finite
         if token >= 0:
-            _commit(tokens, last, counts, b, row, counts_ld, token)
+            _commit(tokens, last, counts, rows, b, counts_ld, token)
 
     return sample_rows, "i64 i64 i64 i64 i64 i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32"
 

@@ -1,9 +1,10 @@
 """The smallest logit that top_k and top_p keep, found exactly by one block (definition: sample.py).
 
-Tokens fall into BUCKETS of equal width in logit, from the largest down, which spreads them well whatever their scale;
-counts and masses of the buckets are summed as integers in shared memory. Prefix sums name the bucket in which k tokens
-or the wanted mass are reached. Its members are few: they are listed, and each looks at all others. Should they be more
-than LISTED (logits of very few values), the key is found bit by bit, one pass over the logits a bit.
+Tokens fall into BUCKETS of equal width in logit, from the largest down, which spreads them well whatever
+their scale; counts and masses of the buckets are summed as integers in shared memory. Prefix sums name the
+bucket in which k tokens or the wanted mass are reached. Its members are few: they are listed, and each looks
+at all others. Should they be more than LISTED (logits of very few values), the key is found bit by bit, one
+pass over the logits a bit.
 """
 
 from numba import cuda, float32, float64, int32, int64, uint32, uint64
@@ -32,7 +33,7 @@ LISTED = THREADS
 ONE = 1 << 40  # mass of the largest logit
 DEEPEST = 41.0  # log2 units below the largest logit from which masses are zero
 
-# Shared memory: counts, low and high words of masses a bucket; key, low and high word a listed token; results.
+# Shared memory: counts, low and high words of masses (a bucket); keys, low and high words (a listed token).
 _LOWS, _HIGHS = BUCKETS * 4, BUCKETS * 8
 _KEYS = BUCKETS * 12
 _LIST_LOWS, _LIST_HIGHS = _KEYS + LISTED * 4, _KEYS + LISTED * 8
@@ -79,7 +80,7 @@ def mass_of(x, top, scale):
 def load(x, logits, first, step, v):
     """LOADS logits from `first` on, `step` apart; past the end, the last one."""
     for u in range(LOADS):
-        x[u] = ld_f32(logits + int64(min(first + u * step, v - 1)) * 4)
+        x[u] = ld_f32(logits + int64(min(int32(first + u * step), int32(v - 1))) * 4)
 
 
 @device
@@ -136,8 +137,8 @@ def _mass_in(bucket, shared):
 
 @device
 def _find_bucket(wanted, counting, shared, thread):
-    """Leave the bucket in which the weight from the top reaches `wanted` (-1 if none), the weight and the mass above
-    it, and the mass of all. Weight: the number of tokens if `counting`, else their mass."""
+    """Leave the bucket in which the weight from the top reaches `wanted` (-1 if none), the weight and the
+    mass above it, and the mass of all. Weight: the number of tokens if `counting`, else their mass."""
     if thread == 0:
         sts32(int32(shared + _BUCKET), uint32(0xFFFFFFFF))
         sts32(int32(shared + _FOUND), uint32(0))
@@ -164,7 +165,8 @@ def _find_bucket(wanted, counting, shared, thread):
 
 @device
 def _rank(logits, v, top, scale, factor, bucket, wanted, counting, shared, thread):
-    """List the bucket's tokens, let each find whether it is the one that reaches `wanted`; leave key and kept mass."""
+    """List the bucket's tokens, let each find whether it is the one that reaches `wanted`; leave key and
+    kept mass."""
     x = cuda.local.array(LOADS, float32)
     first = thread
     while first < v:

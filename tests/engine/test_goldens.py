@@ -29,14 +29,10 @@ def prompt_logits(engine, ids: list[int]) -> np.ndarray:
     return np.stack(rows)
 
 
-def tolerance(engine) -> float:
-    return 1e-3 if engine.plan.act.tag == "f32" else 3e-2
-
-
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_tiny_logits(engine, tiny, device, name, dtype):
-    """Within 1e-3 in f32, within 3e-2 of the largest logit with bf16 matmul inputs."""
+    """Within 1e-3 in f32, relative error (of the norms) below 3e-2 with bf16 matmul inputs."""
     check_logits(engine, tiny / name, device, dtype)
 
 
@@ -56,7 +52,7 @@ def check_logits(engine, folder: Path, device: str, dtype: str) -> None:
     if dtype == "f32":
         assert np.abs(got - wanted).max() < 1e-3
     else:
-        assert np.abs(got - wanted).max() / np.abs(wanted).max() < 3e-2
+        assert np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 3e-2
 
 
 def check_tokens(engine, replies: list[dict], engine_ids) -> list[str]:

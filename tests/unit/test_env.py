@@ -10,7 +10,7 @@ from xinfer.errors import ConfigError
 
 
 def test_defaults() -> None:
-    assert env.load({}) == env.Env(cache=Path.home() / ".cache" / "xinfer", debug=False)
+    assert env.load({}) == env.Env(cache=Path.home() / ".cache" / "xinfer", prebuilt=None, debug=False)
     assert env.load({"XINFER_DEBUG": "", "PATH": "/bin"}).debug is False
 
 
@@ -24,6 +24,14 @@ def test_switch(text: str, value: bool) -> None:
 def test_folder(tmp_path: Path) -> None:
     assert env.load({"XINFER_CACHE": str(tmp_path)}).cache == tmp_path
     assert env.load({"XINFER_CACHE": "~/x"}).cache == Path.home() / "x"
+
+
+def test_existing_folder(tmp_path: Path) -> None:
+    assert env.load({"XINFER_PREBUILT": str(tmp_path)}).prebuilt == tmp_path
+    assert env.load({"XINFER_PREBUILT": ""}).prebuilt is None
+    for wrong in ("cubins", str(tmp_path / "missing"), __file__):
+        with pytest.raises(ConfigError, match=r"XINFER_PREBUILT=.* absolute path of a folder that exists"):
+            env.load({"XINFER_PREBUILT": wrong})
 
 
 def test_bad_value_names_the_accepted_forms(tmp_path: Path) -> None:

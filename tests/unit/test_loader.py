@@ -130,7 +130,7 @@ def planes(weight) -> list[np.ndarray]:
 def check_packed(weight, raw: np.ndarray, format: str) -> None:
     """The planes are those of the whole fused matrix packed at once."""
     assert weight.format is FORMATS[format] and weight.n == len(raw)
-    packed = FORMATS[format].pack(raw, weight.k)
+    packed = FORMATS[format].pack(np.ascontiguousarray(raw))
     sizes = [plane.nbytes for plane in FORMATS[format].planes(weight.n, weight.k)]
     assert sizes == [len(array) for array in packed]
     for got, array in zip(planes(weight), packed, strict=True):

@@ -12,6 +12,7 @@ import numpy as np
 
 from xinfer.errors import UnsupportedError
 from xinfer.formats import FORMATS, by_ggml_type, by_safetensors
+from xinfer.formats.bf16 import BF16
 from xinfer.formats.format import Format
 from xinfer.spec import Ffn, ModelSpec, tensor_shapes
 
@@ -108,7 +109,7 @@ def _glu(at: str, ffn: Ffn, dim: int, format: Callable[[str], Format], dense: bo
     """Gate and up of different formats meet in bf16."""
     sources = (at + "gate", at + "up")
     gate, up = map(format, sources)
-    common = gate if gate is up or dense else FORMATS["bf16"]
+    common = gate if gate is up or dense else BF16
     return Entry(at + "glu", sources, 2 * ffn.padded, dim, common, "glu")
 
 
@@ -126,11 +127,9 @@ class Fuser:
 
     def raw_rows(self, entry: Entry, start: int, stop: int) -> np.ndarray:
         """u8 [stop-start, row bytes] in the entry's format."""
-        block, block_bytes = entry.format.block, entry.format.block_bytes
-        assert entry.k % block == 0, (entry.name, entry.k, entry.format.name)
-        out = np.zeros((stop - start, entry.k // block * block_bytes), np.uint8)
+        out = np.zeros((stop - start, entry.format.row_bytes(entry.k)), np.uint8)
         for where, format, rows in self._gather(entry, start, stop):
-            rows = rows if format is entry.format else bf16_bytes(format.decode(rows))
+            rows = rows if format is entry.format else BF16.encode(format.decode(rows))
             out[where, : rows.shape[1]] = rows
         return out
 
@@ -183,10 +182,3 @@ class Fuser:
         values = format_of(raw).decode(raw.data)
         order = self._row_order(name)
         return values if order is None else values[order]
-
-
-def bf16_bytes(values: np.ndarray) -> np.ndarray:
-    """f32 [N,K] -> u8 [N,2K]: bf16, rounded to nearest even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return bits.astype(np.uint16).view(np.uint8)

@@ -180,10 +180,8 @@ def _noise(item: _Placed, number: int) -> str:
     """The fill of a tensor: values where it holds values, small f16 where it holds scales, else any bytes."""
     if item.dense:
         return "f32"
-    format = item.entry.format
-    if format.name == "bf16":
-        return "bf16"
-    return "scales" if "scale" in format.planes(item.entry.n, item.entry.k)[number].name else "bytes"
+    plane = item.entry.format.planes(item.entry.n, item.entry.k)[number].name
+    return "bf16" if plane == "values" else "scales" if "scale" in plane else "bytes"
 
 
 def _collect(placed: list[_Placed], memory: Tensor, spec: ModelSpec) -> Weights:
