@@ -42,7 +42,7 @@ from .ptx import (
 
 ROWS = 16  # most heads of a group
 BLOCKS = 2048  # one-warp blocks of a launch, about: twice what an H200 runs at once
-AHEAD = 4  # states a merge loads at a time
+AHEAD = 16  # states a merge loads at a time, two latencies each: their pages, then themselves
 
 
 def split_kernel(dim: int):
@@ -158,13 +158,15 @@ def merge_kernel(dim: int):
         m = float32(NOTHING)
         l = float32(0)
         o = float32(0)
+        found = cuda.local.array(AHEAD, int32)
         ms = cuda.local.array(AHEAD, float32)
         ls = cuda.local.array(AHEAD, float32)
         os = cuda.local.array(AHEAD, float32)
         while block < end:
             for i in range(AHEAD):
-                page = int64(ld_i32(pages + int64(min(block + i, end - 1)) * 4))
-                at = states + (page * heads + head) * (state * 4)
+                found[i] = ld_i32(pages + int64(min(block + i, end - 1)) * 4)
+            for i in range(AHEAD):
+                at = states + (int64(found[i]) * heads + head) * (state * 4)
                 ms[i] = ld_f32(at)
                 ls[i] = ld_f32(at + 4)
                 os[i] = ld_f32(at + 16 + int64(e) * 4)

@@ -51,6 +51,7 @@ def many_rows(decoder: str, columns: int, engine: str, gated: bool):
     stage = GROUPS * half
     start, settle = _wgmma(columns) if engine == "wgmma" else _mma(columns)
     copy = _copy_group(columns)
+    finish = _store_gated(tiles) if gated else _store_plain(tiles)
     slack = 1023 if engine == "wgmma" else 0
 
     def linear_many(out, x, p0, p1, p2, p3, bias, tokens, n, groups, x_ld, out_ld, mode, row_tiles):
@@ -118,27 +119,7 @@ def many_rows(decoder: str, columns: int, engine: str, gated: bool):
                     total[j] += acc[j]
                     acc[j] = float32(0)
         if tile_row < row_tiles:
-            for c in range(tiles):
-                for h in range(2):
-                    token = int32(token0 + c * 8 + 2 * t + h)
-                    if token < tokens:
-                        if gated:
-                            packed = pack_bf16x2(
-                                activation.glu(total[c * 4 + h], total[c * 4 + 2 + h], mode), float32(0)
-                            )
-                            at = out + (int64(token) * out_ld + tile_row * 8 + g) * 2
-                            st_u16(at, numba.uint16(packed))
-                        else:
-                            for v in range(2):
-                                row = int32(tile_row * 16 + g + v * 8)
-                                if row < n:
-                                    y = total[c * 4 + v * 2 + h]
-                                    at = out + (int64(token) * out_ld + row) * 4
-                                    if bias != 0:
-                                        y += ld_f32(bias + int64(row) * 4)
-                                    if mode == 1:
-                                        y += ld_f32(at)
-                                    st_f32(at, y)
+            finish(out, total, acc, bias, tile_row, int32(token0 + 2 * t), tokens, n, g, out_ld, mode)
 
     return linear_many, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 i32 i32"
 
@@ -149,6 +130,54 @@ def _next(group, left, span):
     if left > GROUPS:
         return int32(group + GROUPS), int32(left - GROUPS)
     return int32(group + left), span
+
+
+def _store_plain(tiles: int):
+    """Sums, plus bias, plus what is there. Everything that is there is loaded before anything is stored: one load
+    after the other took as long as the product of a 4096 x 4096 weight."""
+
+    @device
+    def store(out, total, before, bias, tile_row, token0, tokens, n, g, out_ld, mode):
+        row0 = int32(tile_row * 16 + g)
+        if mode == 1:
+            for i in range(tiles * 4):
+                token, row = int32(token0 + (i >> 2) * 8 + (i & 1)), int32(row0 + (i & 2) * 4)
+                if token < tokens and row < n:
+                    before[i] = ld_f32(out + (int64(token) * out_ld + row) * 4)
+        for v in range(2):
+            row = int32(row0 + v * 8)
+            if row < n:
+                extra = float32(0)
+                if bias != 0:
+                    extra = ld_f32(bias + int64(row) * 4)
+                for c in range(tiles):
+                    for h in range(2):
+                        token = int32(token0 + c * 8 + h)
+                        if token < tokens:
+                            y = total[c * 4 + v * 2 + h]
+                            if bias != 0:
+                                y += extra
+                            if mode == 1:
+                                y += before[c * 4 + v * 2 + h]
+                            st_f32(out + (int64(token) * out_ld + row) * 4, y)
+
+    return store
+
+
+def _store_gated(tiles: int):
+    """act(gate) * up: rows g and g + 8 of a tile are a gate and its up."""
+
+    @device
+    def store(out, total, before, bias, tile_row, token0, tokens, n, g, out_ld, mode):
+        for c in range(tiles):
+            for h in range(2):
+                token = int32(token0 + c * 8 + h)
+                if token < tokens:
+                    y = activation.glu(total[c * 4 + h], total[c * 4 + 2 + h], mode)
+                    at = out + (int64(token) * out_ld + tile_row * 8 + g) * 2
+                    st_u16(at, numba.uint16(pack_bf16x2(y, float32(0))))
+
+    return store
 
 
 def _copy_group(columns: int):

@@ -1,6 +1,6 @@
-"""rope_kv: one block a token splits the projected row, norms and rotates q and k heads, and writes q and the cache.
+"""rope_kv: splits the projected rows, norms and rotates q and k heads, and writes q and the cache.
 
-One warp a head at a time; lane l holds elements l, l+32, ... of the head, so pairs (i, i + R/2) meet through shared
+One warp a head; lane l holds elements l, l+32, ... of the head, so pairs (i, i + R/2) meet through shared
 memory. Norms and rotations are f32 in explicit roundings; one rounding to the act type at the end.
 Bytes moved: qkv (f32) once, q, k and v (act) once.
 """
@@ -57,8 +57,8 @@ def rope_kernel(dim: int, act: str):
         half = int32(r >> 1)
         mine = int32(dynamic_shared() + warp * (dim * 4))
         x = cuda.local.array(count, float32)
-        head = warp
-        while head < heads + 2 * groups:
+        head = int32(cuda.blockIdx.y * WARPS + warp)
+        if head < heads + 2 * groups:
             at = qkv + (t * row + int64(head) * dim) * 4
             for i in range(count):
                 e = int32(lane + i * 32)
@@ -103,7 +103,6 @@ def rope_kernel(dim: int, act: str):
                     e = int32(lane + i * 32)
                     if not ragged or e < dim:
                         store(to + int64(e) * size, x[i])
-            head = int32(head + WARPS)
 
     return rope_kv, "i64 i64 i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 f32"
 
@@ -144,7 +143,7 @@ class RopeKv:
         tokens, heads, dim = q.shape
         norms = [0 if norm is None else norm.ptr for norm in (q_norm, k_norm)]
         self.library.function(spec(dim, self.act))(
-            stream, (tokens, 1, 1), q.ptr, keys.ptr, values.ptr, qkv.ptr, cos_sin.ptr, positions.ptr, slots.ptr,
+            stream, (tokens, -(-(heads + 2 * keys.shape[1]) // WARPS), 1), q.ptr, keys.ptr, values.ptr, qkv.ptr, cos_sin.ptr, positions.ptr, slots.ptr,
             *norms, heads, keys.shape[1], cos_sin.shape[1], qkv.ld, cos_sin.ld, eps,
         )  # fmt: skip
 

@@ -147,7 +147,7 @@ def _owner(mass, r, shared, thread):
     if lane == 0:
         sts_u64(int32(area + warp * 8), mass)
     barrier()
-    mass = lds_u64(int32(area + lane * 8))
+    mass = lds_u64(int32(area + lane * 8)) if lane < WARPS else uint64(0)
     total = warp_sum_u64(mass)
     target = mul_hi_u64(r, total)
     after = warp_scan_u64(mass, lane)
@@ -201,9 +201,8 @@ def _draw(logits, v, top, scale, least_key, least_mass, r, shared, thread):
 
 
 @device
-def _commit(tokens, last, counts, rows, b, counts_ld, token):
-    """The row's choice, written by one thread. Its row is read again, which saves a register all along."""
-    row = int64(ld_i32(rows + b * 4))
+def _commit(tokens, last, counts, b, row, counts_ld, token):
+    """The row's choice, written by one thread."""
     st_i32(tokens + b * 4, token)
     st_i32(last + row * 4, token)
     at = counts + (row * counts_ld + token) * 2
@@ -224,7 +223,8 @@ def rows_kernel():
         shared = dynamic_shared()
         launch_dependents()
         grid_wait()
-        if ld_i32(rows + b * 4) < 0:
+        row = int64(ld_i32(rows + b * 4))
+        if row < 0:
             if thread == 0:
                 st_i32(tokens + b * 4, int32(0))
             return
@@ -232,7 +232,7 @@ def rows_kernel():
         temp = ld_f32(temperature + b * 4)
         if temp == float32(0):
             if thread == 0:
-                _commit(tokens, last, counts, rows, b, counts_ld, _index(best))
+                _commit(tokens, last, counts, b, row, counts_ld, _index(best))
             return
         logits += b * ld * 4
         top = value_of(high_half(best))
@@ -245,7 +245,7 @@ def rows_kernel():
         if total == uint64(0) and thread == 0:
             token = _index(best)  # logits that are not finite
         if token >= 0:
-            _commit(tokens, last, counts, rows, b, counts_ld, token)
+            _commit(tokens, last, counts, b, row, counts_ld, token)
 
     return sample_rows, "i64 i64 i64 i64 i64 i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32"
 
@@ -260,7 +260,7 @@ def chunks_spec() -> KernelSpec:
 def rows_spec() -> KernelSpec:
     return KernelSpec(
         "sample_rows", f"{__name__}:rows_kernel", (), (THREADS, 1, 1),
-        shared=select.SHARED, max_registers=64, early=True,
+        shared=select.SHARED, max_registers=96, early=True,
     )  # fmt: skip
 
 

@@ -25,10 +25,11 @@ from .ptx import (
 )
 from .reduce import block_scan_u64, block_sum_u64, high_half, joined, lds_u64, low_half, sts_u64
 
-THREADS = 1024
+THREADS = 512  # 1024 would leave 64 registers a thread, which spill on sm_80
 WARPS = THREADS // 32
 LOADS = 8  # logits in flight a thread
-BUCKETS = 2 * THREADS
+EACH = 4  # buckets a thread, when they are searched
+BUCKETS = EACH * THREADS
 LISTED = THREADS
 ONE = 1 << 40  # mass of the largest logit
 DEEPEST = 41.0  # log2 units below the largest logit from which masses are zero
@@ -142,22 +143,23 @@ def _find_bucket(wanted, counting, shared, thread):
     if thread == 0:
         sts32(int32(shared + _BUCKET), uint32(0xFFFFFFFF))
         sts32(int32(shared + _FOUND), uint32(0))
-    bucket = int32(thread * 2)
-    count0 = uint64(lds32(int32(shared + bucket * 4)))
-    count1 = uint64(lds32(int32(shared + bucket * 4 + 4)))
-    mass0, mass1 = _mass_in(bucket, shared), _mass_in(int32(bucket + 1), shared)
-    counts = uint64(_scan(uint64(count0 + count1), int32(shared + AREA), thread) - count0 - count1)
-    masses = uint64(_scan(uint64(mass0 + mass1), int32(shared + AREA), thread) - mass0 - mass1)
-    for h in range(2):
-        above, weight = masses, mass0
-        if counting:
-            above, weight = counts, count0
+    first = int32(thread * EACH)
+    counts, masses = uint64(0), uint64(0)
+    for h in range(EACH):
+        counts = uint64(counts + uint64(lds32(int32(shared + (first + h) * 4))))
+        masses = uint64(masses + _mass_in(int32(first + h), shared))
+    counts = uint64(_scan(counts, int32(shared + AREA), thread) - counts)
+    masses = uint64(_scan(masses, int32(shared + AREA), thread) - masses)
+    for h in range(EACH):
+        count = uint64(lds32(int32(shared + (first + h) * 4)))
+        mass = _mass_in(int32(first + h), shared)
+        above = counts if counting else masses
+        weight = count if counting else mass
         if above < wanted and wanted <= uint64(above + weight):
-            sts32(int32(shared + _BUCKET), uint32(bucket + h))
+            sts32(int32(shared + _BUCKET), uint32(first + h))
             sts_u64(int32(shared + _ABOVE), above)
             sts_u64(int32(shared + _MASS_ABOVE), masses)
-        counts, masses = uint64(counts + count0), uint64(masses + mass0)
-        count0, mass0 = count1, mass1
+        counts, masses = uint64(counts + count), uint64(masses + mass)
     if thread == THREADS - 1:
         sts_u64(int32(shared + _MASS_ALL), masses)
     barrier()

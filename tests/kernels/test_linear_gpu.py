@@ -29,7 +29,7 @@ def gpu():
     from xinfer.kernels.cuda import linear, linear_f32
 
     for opened in harness.opened():
-        specs = [linear_f32.spec(epilogue) for epilogue in linear.EPILOGUES]
+        specs = [linear_f32.spec(gated) for gated in (False, True)]
         for format in {f.kernel_name: f for f in FORMATS.values()}.values():
             specs += linear.specs(format.decoder, format.kernel_name, opened.library.sm)
         opened.library.prepare(list(dict.fromkeys(specs)))

@@ -46,7 +46,7 @@ def test_rmsnorm(gpu, t, d, act):
     picked = gpu.put(np.full((4, d), 77, dtype.numpy), dtype)
     RmsNormRows(gpu.library, act)(gpu.stream, picked, px, gpu.put(rows), pw, EPS)
     chosen = gpu.get(picked)
-    assert not chosen[1].any()
+    assert not (chosen[1] & 0x7FFF if act == "bf16" else chosen[1]).any()
     assert (chosen[rows >= 0] == got[rows[rows >= 0]]).all(), "a picked row has other bits"
 
     single = gpu.empty((1, d), dtype)
