@@ -41,14 +41,23 @@ def copy_page(dim: int, threads: int):
     chunks = dim // 8
     count = PAGE * chunks // threads
     row_bytes = pitch(dim)
+    rows = threads // chunks
+    whole = threads % chunks == 0  # each thread then has one column of 16 bytes, and constant steps
 
     @device
     def copy(to, source, thread):
+        row = int32(uint32(thread) // uint32(chunks))
+        column = int32(thread - row * chunks)
+        to = int32(to + row * row_bytes + column * 16)
+        at = source + int64(thread) * 16
         for i in range(count):
-            chunk = int32(thread + i * threads)
-            row = int32(uint32(chunk) // uint32(chunks))
-            column = int32(chunk - row * chunks)
-            cp_async16(int32(to + row * row_bytes + column * 16), source + int64(chunk) * 16, int32(16))
+            if whole:
+                cp_async16(int32(to + i * (rows * row_bytes)), at + i * (threads * 16), int32(16))
+            else:
+                chunk = int32(thread + i * threads)
+                line = int32(uint32(chunk) // uint32(chunks))
+                place = int32(to + (line - row) * row_bytes + (chunk - line * chunks - column) * 16)
+                cp_async16(place, at + i * (threads * 16), int32(16))
 
     return copy
 
@@ -104,17 +113,24 @@ def weigh(s, p, m, base, first, last, scale, lane):
 
     Keys are base + column; row h of the lane sees first[h] .. last[h]; `scale` includes log2(e)."""
     column = int32(base + (lane & 3) * 2)
-    for h in range(2):
-        m[h] = float32(NOTHING)
     for i in range(32):
-        h = (i >> 1) & 1
-        key = int32(column + (i >> 2) * 8 + (i & 1))
-        s[i] = mul_rn(s[i], scale) if key <= last[h] and key >= first[h] else float32(NOTHING)
-        m[h] = _larger(m[h], s[i])
+        s[i] = mul_rn(s[i], scale)
+    if base < first[1] or base + (PAGE - 1) > last[0]:
+        for i in range(32):
+            h, key = (i >> 1) & 1, int32(column + (i >> 2) * 8 + (i & 1))
+            if key > last[h] or key < first[h]:
+                s[i] = float32(NOTHING)
+    for h in range(2):
+        m[h] = s[h * 2]
+    for i in range(32):
+        m[(i >> 1) & 1] = _larger(m[(i >> 1) & 1], s[i])
     for h in range(2):
         m[h] = _quad_max(m[h])
+    # ex2 of a hidden key underflows to an exact 0, but for a row that sees none of the block.
+    top = m[0] if m[0] > float32(NOTHING / 2) else float32(0)
+    low = m[1] if m[1] > float32(NOTHING / 2) else float32(0)
     for i in range(32):
-        s[i] = ex2(sub_rn(s[i], m[(i >> 1) & 1])) if s[i] > float32(NOTHING / 2) else float32(0)
+        s[i] = ex2(sub_rn(s[i], low if (i >> 1) & 1 else top))
     for i in range(16):
         p[i] = pack_bf16x2(s[i * 2], s[i * 2 + 1])
 
@@ -136,27 +152,34 @@ def total(p, l):
     l[1] = c
 
 
+def wide(columns: int) -> int:
+    """Tiles of 16 columns that P V makes at once: 8 sums hide the latency of an mma."""
+    return next(w for w in (4, 3, 2, 1) if columns // 16 % w == 0)
+
+
 @functools.cache
-def product(dim: int):
-    """A device function (o, p, values, n, lane): o[8] = columns 16n .. 16n+15 of P V, two m16n8 tiles."""
+def product(dim: int, width: int):
+    """A device function (o, p, values, n, lane): o[8*width] = columns 16n .. 16(n+width)-1 of P V in m16n8 tiles."""
     row_bytes = pitch(dim)
 
     @device
     def multiply(o, p, values, n, lane):
-        for i in range(8):
+        for i in range(8 * width):
             o[i] = float32(0)
         at = int32(values + ((lane & 7) + ((lane >> 3) & 1) * 8) * row_bytes + (lane >> 4) * 16 + n * 32)
         for k in range(4):
-            b = ldmatrix4_trans(int32(at + k * (16 * row_bytes)))
-            for h in range(2):
-                r = mma_bf16(
-                    p[k * 4], p[k * 4 + 1], p[k * 4 + 2], p[k * 4 + 3], b[h * 2], b[h * 2 + 1],
-                    o[h * 4], o[h * 4 + 1], o[h * 4 + 2], o[h * 4 + 3],
-                )  # fmt: skip
-                o[h * 4] = r[0]
-                o[h * 4 + 1] = r[1]
-                o[h * 4 + 2] = r[2]
-                o[h * 4 + 3] = r[3]
+            for w in range(width):
+                b = ldmatrix4_trans(int32(at + k * (16 * row_bytes) + w * 32))
+                for h in range(2):
+                    t = w * 8 + h * 4
+                    r = mma_bf16(
+                        p[k * 4], p[k * 4 + 1], p[k * 4 + 2], p[k * 4 + 3], b[h * 2], b[h * 2 + 1],
+                        o[t], o[t + 1], o[t + 2], o[t + 3],
+                    )  # fmt: skip
+                    o[t] = r[0]
+                    o[t + 1] = r[1]
+                    o[t + 2] = r[2]
+                    o[t + 3] = r[3]
 
     return multiply
 

@@ -20,6 +20,7 @@ from .attention_block import (
     scores,
     total,
     weigh,
+    wide,
 )
 from .build import KernelSpec
 from .ptx import (
@@ -48,12 +49,13 @@ AHEAD = 16  # states a merge loads at a time, two latencies each: their pages, t
 def split_kernel(dim: int):
     """Arguments: states, q, keys, values, page table, kv_len, H, G, pages a table row, scale * log2(e), window."""
     page_bytes = PAGE * pitch(dim)
-    registers, tiles = dim // 4, dim // 16
-    copy, multiply, project = copy_page(dim, 32), scores(dim, False), product(dim)
+    registers, width = dim // 4, wide(dim)
+    runs, made = dim // (16 * width), 8 * width
+    copy, multiply, project = copy_page(dim, 32), scores(dim, False), product(dim, width)
     query = _load_query(dim)
     state = dim + 4
 
-    def attention_split(states, q, keys, values, table, kv_len, heads, groups, width, scale, window):
+    def attention_split(states, q, keys, values, table, kv_len, heads, groups, per_row, scale, window):
         lane = int32(cuda.threadIdx.x)
         g, b = int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
         launch_dependents()
@@ -68,7 +70,7 @@ def split_kernel(dim: int):
         group = int32(uint32(heads) // uint32(groups))
         shared = dynamic_shared()
         at_values = int32(shared + page_bytes)
-        pages = table + int64(b) * width * 4
+        pages = table + int64(b) * per_row * 4
         page = int64(ld_i32(pages + int64(block) * 4))
         at = (page * groups + g) * (PAGE * dim * 2)
         copy(shared, keys + at, lane)
@@ -80,7 +82,7 @@ def split_kernel(dim: int):
         p = cuda.local.array(16, uint32)
         m = cuda.local.array(2, float32)
         l = cuda.local.array(2, float32)
-        part = cuda.local.array(8, float32)
+        part = cuda.local.array(made, float32)
         first = cuda.local.array(2, int32)
         last = cuda.local.array(2, int32)
         for h in range(2):
@@ -109,12 +111,12 @@ def split_kernel(dim: int):
                     st_f32(to + int64(row + h * 8) * (state * 4) + 4, l[h])
             cp_async_wait1()
             warp_barrier()
-            for n in range(tiles):
-                project(part, p, at_values, n, lane)
-                for i in range(8):
+            for n in range(runs):
+                project(part, p, at_values, n * width, lane)
+                for i in range(made):
                     line = int32(row + ((i >> 1) & 1) * 8)
                     if line < group:
-                        column = int32(n * 16 + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1))
+                        column = int32((n * width + (i >> 3)) * 16 + ((i >> 2) & 1) * 8 + (lane & 3) * 2 + (i & 1))
                         st_f32(to + (int64(line) * state + 4 + column) * 4, part[i])
             warp_barrier()
             if block < end:
@@ -146,7 +148,7 @@ def merge_kernel(dim: int):
     """Arguments: out, states, page table, kv_len, H, pages a table row, window. A thread owns one of E columns."""
     state = dim + 4
 
-    def attention_merge(out, states, table, kv_len, heads, width, window):
+    def attention_merge(out, states, table, kv_len, heads, per_row, window):
         e = int32(cuda.threadIdx.x)
         head, b = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y)
         launch_dependents()
@@ -154,7 +156,7 @@ def merge_kernel(dim: int):
         position = int32(ld_i32(kv_len + int64(b) * 4) - 1)
         block = int32(first_key(position, window) >> 6)
         end = int32((position >> 6) + 1 if position >= 0 else 0)
-        pages = table + int64(b) * width * 4
+        pages = table + int64(b) * per_row * 4
         m = float32(NOTHING)
         l = float32(0)
         o = float32(0)

@@ -19,6 +19,7 @@ from .attention_block import (
     scores,
     total,
     weigh,
+    wide,
 )
 from .build import KernelSpec
 from .ptx import (
@@ -49,13 +50,14 @@ def prefill_kernel(dim: int, stages: int):
     page_bytes = PAGE * row_bytes
     parts = parts_of(dim)
     columns = dim // parts
-    outputs, tiles = columns // 2, columns // 16
-    copy, multiply, project = copy_page(dim, THREADS), scores(dim, True), product(dim)
+    outputs, width = columns // 2, wide(columns)
+    runs, made = columns // (16 * width), 8 * width
+    copy, multiply, project = copy_page(dim, THREADS), scores(dim, True), product(dim, width)
     query = _load_rows(dim)
     finish = _store_rows(dim, columns)
     wait = cp_async_wait1 if stages == 2 else cp_async_wait0
 
-    def attention_prefill(out, q, keys, values, table, q_start, kv_len, heads, groups, width, scale, window):
+    def attention_prefill(out, q, keys, values, table, q_start, kv_len, heads, groups, per_row, scale, window):
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         g, b = int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
@@ -87,7 +89,7 @@ def prefill_kernel(dim: int, stages: int):
         old = cuda.local.array(2, float32)
         new = cuda.local.array(2, float32)
         o = cuda.local.array(outputs, float32)
-        part = cuda.local.array(8, float32)
+        part = cuda.local.array(made, float32)
         s = cuda.local.array(32, float32)
         p = cuda.local.array(16, uint32)
         a = cuda.local.array(4, uint32)
@@ -99,7 +101,7 @@ def prefill_kernel(dim: int, stages: int):
             l[h] = float32(0)
         for i in range(outputs):
             o[i] = float32(0)
-        pages = table + int64(b) * width * 4
+        pages = table + int64(b) * per_row * 4
         if block < end:
             at = (int64(ld_i32(pages + int64(block) * 4)) * groups + g) * (PAGE * dim * 2)
             copy(shared, keys + at, thread)
@@ -127,11 +129,11 @@ def prefill_kernel(dim: int, stages: int):
                 old[h] = f[1]
                 new[h] = f[2]
                 l[h] = merged(l[h], f[1], l_block[h], f[2])
-            for n in range(tiles):
-                project(part, p, int32(here + page_bytes + part0 * (columns * 2)), n, lane)
-                for i in range(8):
+            for n in range(runs):
+                project(part, p, int32(here + page_bytes + part0 * (columns * 2)), n * width, lane)
+                for i in range(made):
                     h = (i >> 1) & 1
-                    o[n * 8 + i] = merged(o[n * 8 + i], old[h], part[i], new[h])
+                    o[n * made + i] = merged(o[n * made + i], old[h], part[i], new[h])
             barrier()
             block = int32(block + 1)
             if stages == 1:

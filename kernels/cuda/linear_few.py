@@ -126,8 +126,8 @@ def few_rows(decoder: str, tiles: int, ahead: int, gated: bool):
 
 
 def spec(decoder: str, raw: int, tiles: int, gated: bool, name: str) -> KernelSpec:
-    """`raw`: registers a weight tile takes in a lane. About 128 bytes a lane are kept in flight."""
-    ahead = max(1, min(4, 32 // raw))
+    """`raw`: registers a weight tile takes in a lane. Up to 256 bytes a lane are kept in flight."""
+    ahead = min(4, (64 if tiles == 1 else 32) // raw)
     return KernelSpec(
         f"linear{'_glu' * gated}_few_{name}_t{tiles * 8}",
         f"{__name__}:few_rows",
