@@ -1,9 +1,10 @@
 """Every operation: its name, its parameters in order (outputs first), their shapes, and what it means.
 
-Letters: T tokens of the step, B sequences or logit rows, S rows of per-request state, D model dim, H query heads, G
-kv heads, E head dim, R rotary dims, N x K a weight, I ffn width, P pages, M pages a sequence, V vocabulary. "act" is
-f32 on the CPU and in f32 mode, bf16 otherwise. A Weight is the caller's object with .n, .k and its bytes. Backends
-(kernels/ref in NumPy, xinfer/ops.py on the CPU, xinfer/ops_cuda.py) have a method of each name with these parameters.
+Letters: T tokens of the step, B sequences or logit rows, S rows of per-request state, D model dim, H query
+heads, G kv heads, E head dim, R rotary dims, N x K a weight, I ffn width, P pages, M pages a sequence, V
+vocabulary. "act" is f32 on the CPU and in f32 mode, bf16 otherwise. A Weight is the caller's object with .n,
+.k and its bytes. Backends (kernels/ref in NumPy, xinfer/ops.py on the CPU, xinfer/ops_cuda.py) have a method
+of each name with these parameters.
 """
 
 from dataclasses import dataclass
@@ -51,25 +52,26 @@ OPS = (
     _op(
         "linear_glu",
         "!out:T,I:act x:T,K:act weight:2I,K:weight act::str",
-        "act(gate) * up in f32, rounded once; gate and up rows are interleaved in runs of 8; act silu or gelu_tanh",
+        "act(gate) * up in f32, rounded once; gate and up rows interleaved in runs of 8; act silu or gelu_tanh",
     ),
     _op(
         "rope_kv",
         "!q:T,H,E:act !k_cache:P,G,64,E:act !v_cache:P,G,64,E:act qkv:T,(H+2G)E:f32 cos_sin:M,R:f32 "
         "positions:T:i32 kv_slots:T:i32 q_norm:E:[f32] k_norm:E:[f32] eps::f32",
-        "q and k heads normed if there are weights, pairs (x_i, x_{i+R/2}) rotated; k, v to slot % 64 of page slot / 64",
+        "q and k heads normed if there are weights, pairs (x_i, x_{i+R/2}) rotated; k, v to slot % 64 of page "
+        "slot / 64",
     ),
     _op(
         "attention",
-        "!out:T,HE:act q:T,H,E:act k_cache:P,G,64,E:act v_cache:P,G,64,E:act page_table:B,M:i32 q_start:B+1:i32 "
-        "kv_len:B:i32 scale::f32 window::i32",
+        "!out:T,HE:act q:T,H,E:act k_cache:P,G,64,E:act v_cache:P,G,64,E:act page_table:B,M:i32 "
+        "q_start:B+1:i32 kv_len:B:i32 scale::f32 window::i32",
         "causal attention over each sequence's pages (see ref/attention.py); zeros where kv_len is 0",
     ),
     _op(
         "penalize",
         "!logits:B,V:f32 counts:S,V:u16 rows:B:i32 repetition:B:f32 frequency:B:f32 presence:B:f32 "
         "bias_ids:S,NB:i32 bias_values:S,NB:f32",
-        "repetition on tokens seen, frequency and presence on tokens generated, then biases (see ref/sample.py)",
+        "repetition on tokens seen, frequency and presence on those generated, then biases (ref/sample.py)",
     ),
     _op(
         "sample",

@@ -1,7 +1,8 @@
-"""Tokens per second of decode and prefill, beside what the memory and the tensor cores could give in the same run.
+"""Tokens per second of decode and prefill, beside what the memory and the tensor cores could give in the same
+run.
 
-    scripts/bench_decode.py --m model.gguf
-    scripts/bench_decode.py --m tests/goldens/configs/llama-3.1-8b --load-format dummy --batch 1 8 --context 1024
+scripts/bench_decode.py --m model.gguf
+scripts/bench_decode.py --m tests/goldens/configs/llama-3.1-8b --load-format dummy --batch 1 8 --context 1024
 """
 
 import argparse
@@ -16,13 +17,19 @@ from xinfer.errors import XinferError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--m", required=True, help="model: .gguf, folder, or Hugging Face id")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="requests that decode together")
-    parser.add_argument("--context", type=int, default=1024, help="prompt tokens of each before decode is timed")
+    parser.add_argument(
+        "--context", type=int, default=1024, help="prompt tokens of each before decode is timed"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="tokens decoded by each")
-    parser.add_argument("--prefill", type=int, default=4096, help="prompt tokens whose prefill is timed; 0: none")
+    parser.add_argument(
+        "--prefill", type=int, default=4096, help="prompt tokens whose prefill is timed; 0: none"
+    )
     parser.add_argument("--prefill-chunk", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--no-graphs", action="store_true")
@@ -57,7 +64,8 @@ def report_decode(engine: Engine, batch: int, context: int, tokens: int, bandwid
     steps = after["decode_steps"] - before["decode_steps"]
     took = (after["decode_seconds"] - before["decode_seconds"]) / steps
     read = step_bytes(engine, batch, context + tokens // 2)
-    line = f"decode  batch {batch:3d}, context {context}: {batch / took:9.1f} tokens/s, {took * 1e3:7.3f} ms a step, "
+    line = f"decode  batch {batch:3d}, context {context}: {batch / took:9.1f} tokens/s, "
+    line += f"{took * 1e3:7.3f} ms a step, "
     line += f"{read / batch / 1e9:6.3f} GB a token, {read / took / 1e12:5.3f} TB/s"
     if bandwidth:
         line += f" = {read / took / bandwidth:.3f} of the {bandwidth / 1e12:.3f} TB/s that a read reaches"
@@ -73,7 +81,8 @@ def report_prefill(engine: Engine, tokens: int) -> None:
         _run(engine, 1, tokens, 1)
         best = min(best, engine.stats()["prefill_seconds"] - before)
     flops = 2 * matmul_weights(engine) * tokens
-    line = f"prefill {tokens} tokens: {tokens / best:9.1f} tokens/s, {best * 1e3:.1f} ms, {flops / best / 1e12:.1f} TFLOP/s"
+    line = f"prefill {tokens} tokens: {tokens / best:9.1f} tokens/s, {best * 1e3:.1f} ms, "
+    line += f"{flops / best / 1e12:.1f} TFLOP/s"
     if engine.model.device.kind == "cuda":
         from ceilings import torch_matmul_rate
 
@@ -94,7 +103,8 @@ def matmul_weights(engine: Engine) -> int:
 
 
 def step_bytes(engine: Engine, batch: int, context: int) -> int:
-    """Bytes a decode step has to read: every weight but the embedding's rows, and each request's keys and values."""
+    """Bytes a decode step has to read: every weight but the embedding's rows, and each request's keys and
+    values."""
     model = engine.model
     embedding = 0 if model.spec.tied else model.weights["embed"].nbytes
     kv = 0

@@ -1,7 +1,8 @@
-"""Every matmul kernel on real shapes: GB/s of few rows beside a plain read, TFLOP/s of many beside torch.matmul.
+"""Every matmul kernel on real shapes: GB/s of few rows beside a plain read, TFLOP/s of many beside
+torch.matmul.
 
-    scripts/bench_kernels.py                      all formats, shapes of an 8B model
-    scripts/bench_kernels.py --formats q4_k --rows 1 8 2048
+scripts/bench_kernels.py                      all formats, shapes of an 8B model
+scripts/bench_kernels.py --formats q4_k --rows 1 8 2048
 """
 
 import argparse
@@ -11,13 +12,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ceilings import read_bandwidth, seconds, torch_matmul_rate
+from xinfer.kernels.cuda.linear import Linear
 
 from xinfer.device import open_device
 from xinfer.formats import FORMATS
 from xinfer.formats.format import Format
 from xinfer.formats.weight import Weight
-from xinfer.kernels.cuda.linear import Linear
-from xinfer.tensor import DType
+from xinfer.tensor import DType, Tensor
 
 SHAPES = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 ROWS = (1, 8, 32, 64, 512, 4096)
@@ -25,7 +26,9 @@ CACHE = 300 << 20  # weights of a round: several times the L2 cache
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     args = parser.parse_args()
@@ -58,9 +61,15 @@ def measure(device, name: str, n: int, k: int, rows: tuple[int, ...], bandwidth:
         out = device.alloc(4 * t * n).view((t, n), DType.F32)
         device.fill_random(x, 7)
         count = len(weights) * (4 if t <= 64 else 1)
-        took = seconds(device, lambda i: linear(device.stream, out, x, weights[i % len(weights)]), count)
+
+        def launch(i: int, out: Tensor = out, x: Tensor = x) -> None:
+            linear(device.stream, out, x, weights[i % len(weights)])
+
+        took = seconds(device, launch, count)
         nbytes = Linear.bytes(weights[0].nbytes, t, n, k)
-        line = f"{name:5s} {n:6d} x {k:5d} rows {t:5d}: {took * 1e6:9.1f} us {nbytes / took / 1e12:6.3f} TB/s "
+        line = (
+            f"{name:5s} {n:6d} x {k:5d} rows {t:5d}: {took * 1e6:9.1f} us {nbytes / took / 1e12:6.3f} TB/s "
+        )
         line += f"({nbytes / took / bandwidth:5.3f} of the read) {2 * t * n * k / took / 1e12:7.1f} TFLOP/s"
         rate = torch_matmul_rate(t, n, k) if t >= 512 else None
         if rate:

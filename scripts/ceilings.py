@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from xinfer.device.cuda import CudaDevice
 from xinfer.kernels.cuda.bandwidth import Read
+
+from xinfer.device.cuda import CudaDevice
 
 SIZE = 4 << 30  # far more than the caches hold
 

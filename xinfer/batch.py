@@ -1,4 +1,5 @@
-"""Batch: the integers of one step, as the layers see them. Addresses are fixed, so a captured graph can use them."""
+"""Batch: the integers of one step, as the layers see them. Addresses are fixed, so a captured graph can use
+them."""
 
 from dataclasses import dataclass
 

@@ -6,8 +6,8 @@
         h += feed_forward(norm(h)) W_down               layers/ffn.py
     logits = norm(h[wanted]) W_head
 
-A "sandwich" layer normalises each branch once more before it is added. Ops (xinfer/ops.py) do all the maths on
-whatever device they are bound to; nothing here allocates, waits or looks at a value.
+A "sandwich" layer normalises each branch once more before it is added. Ops (xinfer/ops.py) do all the maths
+on whatever device they are bound to; nothing here allocates, waits or looks at a value.
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,8 @@ class Decoder:
         ]
 
     def forward(self, arena, batch: Batch, last: Tensor) -> Tensor:
-        """Logits f32 [N,V] of batch.logit_rows, at a fixed address; `last` i32 [S] holds each row's last token."""
+        """Logits f32 [N,V] of batch.logit_rows, at a fixed address; `last` i32 [S] holds each row's last
+        token."""
         a = activations.take(arena, self.spec, self.act, batch.num_tokens, batch.num_logits)
         scale = self.spec.embed_scale
         self.ops.embed(a.h, batch.tokens, last, batch.token_rows, self.embed, scale)

@@ -1,5 +1,5 @@
-"""Engine: a model ready to answer. Ask (EngineConfig), plan (plan.py), run (run/runner.py): nothing is allocated
-after start-up. One thread at a time drives it; whoever waits for a reply runs steps for all."""
+"""Engine: a model ready to answer. Ask (EngineConfig), plan (plan.py), run (run/runner.py): nothing is
+allocated after start-up. One thread at a time drives it; whoever waits for a reply runs steps for all."""
 
 import contextlib
 import os
@@ -26,8 +26,8 @@ class Engine:
 
     m           a .gguf file, a folder with safetensors, or a Hugging Face id
     progress    called with (bytes done, bytes in all) while weights load
-    Raises ConfigError, CheckpointError, UnsupportedError, OutOfMemoryError or DeviceError: one line that says what,
-    the numbers and what to change. Use it as a context manager, or close() it.
+    Raises ConfigError, CheckpointError, UnsupportedError, OutOfMemoryError or DeviceError: one line that says
+    what, the numbers and what to change. Use it as a context manager, or close() it.
     """
 
     def __init__(
@@ -45,7 +45,12 @@ class Engine:
         self.tokenizer, self.chat_template = self.model.tokenizer, self.model.chat_template
         try:
             self.runner = Runner(
-                self.model.device, self.model.spec, self.model.weights, self.model.tables, plan, self.config.graphs
+                self.model.device,
+                self.model.spec,
+                self.model.weights,
+                self.model.tables,
+                plan,
+                self.config.graphs,
             )
             self.runner.warm_up()
         except BaseException:
@@ -63,12 +68,14 @@ class Engine:
     # -- whole replies ---------------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
         """Replies to one prompt or several (text, or lists of token ids), in order; they run together.
 
-        `params`: for all prompts, or one for each. Text gets the model's bos token if it has one; ids are taken as
-        they are. Raises RequestError before anything runs if one of them cannot be served.
+        `params`: for all prompts, or one for each. Text gets the model's bos token if it has one; ids are
+        taken as they are. Raises RequestError before anything runs if one of them cannot be served.
         """
         replies = self._submit_all(_as_list(prompts), params)
         try:
@@ -79,9 +86,11 @@ class Engine:
             raise
         return [self._complete(reply) for reply in replies]
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **template: object) -> Completion:
-        """The reply to a conversation [{"role": ..., "content": ...}], by the model's chat template; `template`
-        are further variables of the template, such as tools or enable_thinking."""
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **template: object
+    ) -> Completion:
+        """The reply to a conversation [{"role": ..., "content": ...}], by the model's chat template;
+        `template` are further variables of the template, such as tools or enable_thinking."""
         return self.generate([self.chat_ids(messages, **template)], params)[0]
 
     # -- replies as they are made ----------------------------------------------------------------------------
@@ -125,7 +134,11 @@ class Engine:
         params = params or SamplingParams()
         ids = self._ids(prompt)
         self._check(ids, params)
-        seed = params.seed if params.seed is not None else self.config.seed + 0x9E3779B97F4A7C15 * (self.requests + 1)
+        seed = (
+            params.seed
+            if params.seed is not None
+            else self.config.seed + 0x9E3779B97F4A7C15 * (self.requests + 1)
+        )
         request = Request(self.requests, ids, params, self.model.stop_ids, seed % (1 << 64))
         self.scheduler.add(request)
         self.requests += 1
@@ -170,7 +183,8 @@ class Engine:
         return self.tokenizer.encode_prompt(self.chat_template.render(messages, **template))
 
     def stats(self) -> dict[str, object]:
-        """Tokens and seconds of prefill and decode since start, requests, preemptions, bytes of memory, device."""
+        """Tokens and seconds of prefill and decode since start, requests, preemptions, bytes of memory,
+        device."""
         plan = self.plan
         return {
             **self.counts,
@@ -205,7 +219,9 @@ class Engine:
     def _submit_all(self, prompts: list[Prompt], params) -> list[Reply]:
         each = params if isinstance(params, list | tuple) else [params] * len(prompts)
         if len(each) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts and {len(each)} params: give one for each, or one for all")
+            raise RequestError(
+                f"{len(prompts)} prompts and {len(each)} params: give one for each, or one for all"
+            )
         replies = []
         try:
             for prompt, its_params in zip(prompts, each):
@@ -226,7 +242,11 @@ class Engine:
 
     def _check(self, ids: list[int], params: SamplingParams) -> None:
         vocab = self.model.spec.vocab
-        named = (("the prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias))
+        named = (
+            ("the prompt", ids),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        )
         for what, tokens in named:
             for token in tokens:
                 if not 0 <= token < vocab:

@@ -1,4 +1,5 @@
-"""Every error a user can cause or must know of. The message is one line: what happened, the numbers, the remedy."""
+"""Every error a user can cause or must know of. The message is one line: what happened, the numbers, the
+remedy."""
 
 
 class XinferError(Exception):

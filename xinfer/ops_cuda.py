@@ -1,4 +1,5 @@
-"""The operations of kernels/contract.py on a GPU: launchers of kernels/cuda bound to one device and its stream."""
+"""The operations of kernels/contract.py on a GPU: launchers of kernels/cuda bound to one device and its
+stream."""
 
 from xinfer.device import Device
 from xinfer.errors import UnsupportedError
@@ -36,16 +37,28 @@ class CudaOps:
         """Matmul kernels take K in groups of 64; f32 takes any multiple of 4."""
         unit = 64 if self.act is DType.BF16 else 4
         for layer in spec.layers:
-            sizes = {"hidden size": spec.dim, "heads times head size": layer.attention.heads * layer.attention.head_dim}
+            sizes = {
+                "hidden size": spec.dim,
+                "heads times head size": layer.attention.heads * layer.attention.head_dim,
+            }
             for what, size in sizes.items():
                 if size % unit:
-                    raise UnsupportedError(f"{what} {size} is no multiple of {unit}: use dtype f32, or the CPU")
+                    raise UnsupportedError(
+                        f"{what} {size} is no multiple of {unit}: use dtype f32, or the CPU"
+                    )
             if self.act is DType.BF16 and layer.attention.head_dim % 16:
-                raise UnsupportedError(f"head size {layer.attention.head_dim} is no multiple of 16: use dtype f32")
+                raise UnsupportedError(
+                    f"head size {layer.attention.head_dim} is no multiple of 16: use dtype f32"
+                )
 
     def _specs(self, spec: ModelSpec, weights: list[Weight]) -> list:
         tag, sm = self.act.tag, self.library.sm
-        found = [*norm.RmsNorm.specs(tag), *norm.RmsNormRows.specs(tag), *sample.Sample.specs(), *penalize.Penalize.specs()]
+        found = [
+            *norm.RmsNorm.specs(tag),
+            *norm.RmsNormRows.specs(tag),
+            *sample.Sample.specs(),
+            *penalize.Penalize.specs(),
+        ]
         if any(layer.wiring == "sandwich" for layer in spec.layers):
             found += norm.RmsNormAdd.specs()
         for layer in spec.layers:
@@ -96,8 +109,8 @@ class CudaOps:
         self, tokens, last, counts, logits, rows, temperature, top_p, min_p, top_k, seeds, steps
     ) -> None:
         self._sample(
-            self.device.stream, tokens, last, counts, logits, rows, temperature, top_p, min_p, top_k, seeds, steps,
-            self.scratch[1].ptr,
+            self.device.stream, tokens, last, counts, logits, rows, temperature, top_p, min_p, top_k, seeds,
+            steps, self.scratch[1].ptr,
         )  # fmt: skip
 
     def close(self) -> None:

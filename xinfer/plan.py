@@ -1,5 +1,5 @@
-"""plan(): what will be allocated, in bytes, before anything is. Integer arithmetic over the spec, the options and the
-machine; the error when it does not fit names the numbers and the option to change."""
+"""plan(): what will be allocated, in bytes, before anything is. Integer arithmetic over the spec, the options
+and the machine; the error when it does not fit names the numbers and the option to change."""
 
 from dataclasses import dataclass
 
@@ -67,7 +67,8 @@ def plan(
     longest = config.max_model_len or _default_length(spec, machine)
     if longest > spec.max_len:
         raise ConfigError(
-            f"max_model_len {longest} is more than the {spec.max_len} positions the model was made for: lower it"
+            f"max_model_len {longest} is more than the {spec.max_len} positions the model was made "
+            "for: lower it"
         )
     rows = config.max_num_seqs
     state = rows * (2 * spec.vocab + 4 * pages_for(longest) + 2560)
@@ -81,9 +82,11 @@ def plan(
         pages = min(useful, int(max(left, 0) * config.kv_memory_fraction) // page)
     if pages * page > left or pages < 1:
         raise OutOfMemoryError(
-            f"{machine.free_bytes:,} bytes free; weights take {weight_bytes:,}, activations {activation_bytes:,}, "
+            f"{machine.free_bytes:,} bytes free; weights take {weight_bytes:,}, activations "
+            f"{activation_bytes:,}, "
             f"state and reserve {state + RESERVE[machine.kind]:,}, and {max(pages, 1)} pages of KV cache "
-            f"{max(pages, 1) * page:,}: lower kv_tokens, max_num_seqs or prefill_chunk, or use a smaller model"
+            f"{max(pages, 1) * page:,}: lower kv_tokens, max_num_seqs or prefill_chunk, or use "
+            "a smaller model"
         )
     if config.max_model_len is not None and pages < pages_for(longest):
         raise OutOfMemoryError(

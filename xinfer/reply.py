@@ -9,8 +9,8 @@ from xinfer.text.stream import Detokenizer, StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added to a reply: `text` may be empty while a character is incomplete. The last chunk has a
-    `finish_reason`: "stop", "length" or "cancelled"."""
+    """What one step added to a reply: `text` may be empty while a character is incomplete. The last chunk has
+    a `finish_reason`: "stop", "length" or "cancelled"."""
 
     text: str
     token_ids: list[int]
@@ -19,7 +19,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole reply. `token_ids` includes the token that ended it; `text` excludes end tokens and stop strings."""
+    """A whole reply. `token_ids` includes the token that ended it; `text` excludes end tokens and stop
+    strings."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -37,8 +38,8 @@ class Reply:
     chunks: deque[Chunk] = field(default_factory=deque)
 
     def push(self, token: int) -> bool:
-        """Take the next token, after the scheduler has; true when a stop string ends the reply here. Stop strings
-        do not count before min_tokens."""
+        """Take the next token, after the scheduler has; true when a stop string ends the reply here. Stop
+        strings do not count before min_tokens."""
         request, stopped = self.request, False
         over = request.state is State.FINISHED
         text = "" if over and request.finish_reason == "stop" else self.detokenizer.push(token)

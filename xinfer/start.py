@@ -38,7 +38,8 @@ class Model:
 
 
 def start(config: EngineConfig, progress: Progress | None = None) -> Model:
-    """Everything that can be refused is refused before weights are read; a failure later gives the device back."""
+    """Everything that can be refused is refused before weights are read; a failure later gives the device
+    back."""
     env.load()
     dummy = config.load_format == "dummy"
     checkpoint = open_checkpoint(hub.resolve(config.m, weights=not dummy), weights=not dummy)

@@ -36,7 +36,8 @@ class DType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`shape` elements of `dtype` at address `ptr`, rows of the leading axis `ld` elements apart (default: dense).
+    """`shape` elements of `dtype` at address `ptr`, rows of the leading axis `ld` elements apart (default:
+    dense).
 
     `owner` keeps the memory alive (an allocation, an mmap, a numpy array); views share it.
     """

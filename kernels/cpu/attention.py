@@ -1,4 +1,5 @@
-"""attention and rope_kv on the CPU: the definitions of kernels/ref, one query row at a time, rows spread over cores."""
+"""attention and rope_kv on the CPU: the definitions of kernels/ref, one query row at a time, rows spread over
+cores."""
 
 import math
 

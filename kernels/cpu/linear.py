@@ -1,7 +1,8 @@
 """Matrix products on the CPU: f32, every row of the result computed by one compiled loop.
 
-Four tokens share each weight that is loaded; a step of fewer fills the loop with its last token. So a token's bits do
-not depend on how many there are, and one token runs at the speed of memory all the same. Rows are spread over cores.
+Four tokens share each weight that is loaded; a step of fewer fills the loop with its last token. So a token's
+bits do not depend on how many there are, and one token runs at the speed of memory all the same. Rows are
+spread over cores.
 """
 
 import math

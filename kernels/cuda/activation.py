@@ -1,5 +1,5 @@
-"""Gated activations, used by every matmul that ends in one: act(gate) * up in f32, written in exact operations so
-that all kernels round alike."""
+"""Gated activations, used by every matmul that ends in one: act(gate) * up in f32, written in exact
+operations so that all kernels round alike."""
 
 from numba import float32
 

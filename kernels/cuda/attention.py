@@ -1,4 +1,5 @@
-"""attention on the device: which kernel serves a step. All of them compute the same fold over pages, bit for bit."""
+"""attention on the device: which kernel serves a step. All of them compute the same fold over pages, bit for
+bit."""
 
 from . import attention_decode, attention_f32, attention_prefill
 from .attention_decode import ROWS
@@ -10,7 +11,8 @@ DIMS = (64, 128, 256)
 
 
 def catalog() -> list[KernelSpec]:
-    """Common head sizes; others are built when a model has them. Heads above 128 have a form for small shared memory."""
+    """Common head sizes; others are built when a model has them. Heads above 128 have a form for small shared
+    memory."""
     found = [attention_f32.spec(dim) for dim in (8, 16, *DIMS)]
     for dim in DIMS:
         found += [attention_decode.split_spec(dim), attention_decode.merge_spec(dim)]
@@ -66,8 +68,8 @@ class Attention:
         groups, width = keys.shape[1], page_table.ld
         blocks = max(1, min(page_table.shape[1], attention_decode.BLOCKS // (batch * groups)))
         self.library.function(attention_decode.split_spec(dim))(
-            stream, (blocks, groups, batch), self.scratch, q.ptr, keys.ptr, values.ptr, page_table.ptr, kv_len.ptr,
-            heads, groups, width, scaled, window,
+            stream, (blocks, groups, batch), self.scratch, q.ptr, keys.ptr, values.ptr, page_table.ptr,
+            kv_len.ptr, heads, groups, width, scaled, window,
         )  # fmt: skip
         self.library.function(attention_decode.merge_spec(dim))(
             stream, (heads, batch, 1), out.ptr, self.scratch, page_table.ptr, kv_len.ptr, heads, width, window

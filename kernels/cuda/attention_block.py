@@ -1,10 +1,11 @@
-"""One block of attention: 16 query rows of a warp against the 64 keys of a page. Prefill and decode share this file,
-which is why they give the same bits.
+"""One block of attention: 16 query rows of a warp against the 64 keys of a page. Prefill and decode share
+this file, which is why they give the same bits.
 
-A block's state is (m, l, o) of kernels/ref/attention.py: scores by mma in k16 steps over E, masked and scaled in f32;
-p = ex2(s - m) rounded to bf16; l = P 1 and o = P V by mma in k16 steps over the keys. Pages lie in shared memory in
-rows of E * 2 + 16 bytes, which puts the eight rows of an ldmatrix on different banks for every E that is a multiple
-of 16. Lane l of a warp holds rows g = l//4 and g + 8, columns 2 (l%4) and the next of each 8 (the m16n8 tile).
+A block's state is (m, l, o) of kernels/ref/attention.py: scores by mma in k16 steps over E, masked and scaled
+in f32; p = ex2(s - m) rounded to bf16; l = P 1 and o = P V by mma in k16 steps over the keys. Pages lie in
+shared memory in rows of E * 2 + 16 bytes, which puts the eight rows of an ldmatrix on different banks for
+every E that is a multiple of 16. Lane l of a warp holds rows g = l//4 and g + 8, columns 2 (l%4) and the next
+of each 8 (the m16n8 tile).
 """
 
 import functools
@@ -37,7 +38,8 @@ def pitch(dim: int) -> int:
 
 @functools.cache
 def copy_page(dim: int, threads: int):
-    """A device function (to, source, thread): start copying bf16 [64,E] to shared memory by `threads` threads."""
+    """A device function (to, source, thread): start copying bf16 [64,E] to shared memory by `threads`
+    threads."""
     chunks = dim // 8
     count = PAGE * chunks // threads
     row_bytes = pitch(dim)
@@ -64,8 +66,8 @@ def copy_page(dim: int, threads: int):
 
 @functools.cache
 def scores(dim: int, shared_queries: bool):
-    """A device function (s, q, queries, keys, lane): s[32] = Q K^T, tile n of 8 keys in s[4n ..]. Q comes from the
-    registers q[E/4], or by ldmatrix from the shared address `queries` of 16 rows."""
+    """A device function (s, q, queries, keys, lane): s[32] = Q K^T, tile n of 8 keys in s[4n ..]. Q comes
+    from the registers q[E/4], or by ldmatrix from the shared address `queries` of 16 rows."""
     steps, row_bytes = dim // 16, pitch(dim)
 
     @device
@@ -109,7 +111,8 @@ def _quad_max(v):
 
 @device
 def weigh(s, p, m, base, first, last, scale, lane):
-    """Scores s[32] -> p[16], the A operand of P V; m[2], the largest visible score of each of the lane's rows.
+    """Scores s[32] -> p[16], the A operand of P V; m[2], the largest visible score of each of the lane's
+    rows.
 
     Keys are base + column; row h of the lane sees first[h] .. last[h]; `scale` includes log2(e)."""
     column = int32(base + (lane & 3) * 2)
@@ -143,7 +146,9 @@ def total(p, l):
     c = float32(0)
     d = float32(0)
     for k in range(4):
-        r = mma_bf16(p[k * 4], p[k * 4 + 1], p[k * 4 + 2], p[k * 4 + 3], uint32(ONES), uint32(ONES), a, b, c, d)
+        r = mma_bf16(
+            p[k * 4], p[k * 4 + 1], p[k * 4 + 2], p[k * 4 + 3], uint32(ONES), uint32(ONES), a, b, c, d
+        )
         a = r[0]
         b = r[1]
         c = r[2]
@@ -159,7 +164,8 @@ def wide(columns: int) -> int:
 
 @functools.cache
 def product(dim: int, width: int):
-    """A device function (o, p, values, n, lane): o[8*width] = columns 16n .. 16(n+width)-1 of P V in m16n8 tiles."""
+    """A device function (o, p, values, n, lane): o[8*width] = columns 16n .. 16(n+width)-1 of P V in m16n8
+    tiles."""
     row_bytes = pitch(dim)
 
     @device

@@ -1,9 +1,9 @@
 """Attention of one query token a sequence: states of single pages in parallel, then their fold in order.
 
-split: a block is one warp; blocks are spread over (sequence, kv head), each takes every n-th page, loads the next page's
-keys while it works on this one's values, and leaves a state of each head of the group in scratch memory. merge: a
-block folds the states of one head. Scratch is indexed by page, and a page belongs to one sequence.
-Bytes moved: keys and values once; 4 * E * heads a page of scratch, written and read, mostly in L2.
+split: a block is one warp; blocks are spread over (sequence, kv head), each takes every n-th page, loads the
+next page's keys while it works on this one's values, and leaves a state of each head of the group in scratch
+memory. merge: a block folds the states of one head. Scratch is indexed by page, and a page belongs to one
+sequence. Bytes moved: keys and values once; 4 * E * heads a page of scratch, written and read, mostly in L2.
 """
 
 from numba import cuda, float32, int32, int64, uint16, uint32
@@ -47,7 +47,8 @@ AHEAD = 16  # states a merge loads at a time, two latencies each: their pages, t
 
 
 def split_kernel(dim: int):
-    """Arguments: states, q, keys, values, page table, kv_len, H, G, pages a table row, scale * log2(e), window."""
+    """Arguments: states, q, keys, values, page table, kv_len, H, G, pages a table row, scale * log2(e),
+    window."""
     page_bytes = PAGE * pitch(dim)
     registers, width = dim // 4, wide(dim)
     runs, made = dim // (16 * width), 8 * width
@@ -116,7 +117,9 @@ def split_kernel(dim: int):
                 for i in range(made):
                     line = int32(row + ((i >> 1) & 1) * 8)
                     if line < group:
-                        column = int32((n * width + (i >> 3)) * 16 + ((i >> 2) & 1) * 8 + (lane & 3) * 2 + (i & 1))
+                        column = int32(
+                            (n * width + (i >> 3)) * 16 + ((i >> 2) & 1) * 8 + (lane & 3) * 2 + (i & 1)
+                        )
                         st_f32(to + (int64(line) * state + 4 + column) * 4, part[i])
             warp_barrier()
             if block < end:
@@ -145,7 +148,8 @@ def _load_query(dim: int):
 
 
 def merge_kernel(dim: int):
-    """Arguments: out, states, page table, kv_len, H, pages a table row, window. A thread owns one of E columns."""
+    """Arguments: out, states, page table, kv_len, H, pages a table row, window. A thread owns one of E
+    columns."""
     state = dim + 4
 
     def attention_merge(out, states, table, kv_len, heads, per_row, window):

@@ -1,7 +1,7 @@
 """Attention in f32, for the mode that checks and tiny models run in: one warp a (token, head), any head size.
 
-The fold of kernels/ref/attention.py over pages; a lane has two of a block's keys, then every 32nd column of the
-output. The block's probabilities pass through shared memory.
+The fold of kernels/ref/attention.py over pages; a lane has two of a block's keys, then every 32nd column of
+the output. The block's probabilities pass through shared memory.
 """
 
 from numba import cuda, float32, int32, int64, uint32
@@ -46,11 +46,13 @@ def _sequence_of(token, q_start, sequences):
 
 
 def f32_kernel(dim: int):
-    """Arguments: out, q, keys, values, page table, q_start, kv_len, H, G, B, pages a table row, scale * log2(e),
-    window."""
+    """Arguments: out, q, keys, values, page table, q_start, kv_len, H, G, B, pages a table row, scale *
+    log2(e), window."""
     count = (dim + 31) // 32
 
-    def attention_f32(out, q, keys, values, table, q_start, kv_len, heads, groups, batch, width, scale, window):
+    def attention_f32(
+        out, q, keys, values, table, q_start, kv_len, heads, groups, batch, width, scale, window
+    ):
         lane = int32(cuda.threadIdx.x)
         head = int32(cuda.blockIdx.y)
         token = int32(cuda.blockIdx.x)

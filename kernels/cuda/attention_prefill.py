@@ -1,8 +1,9 @@
 """Attention of many query rows: flash attention over pages, in the fold of kernels/ref/attention.py.
 
-A block of four warps owns 64 rows of one sequence and kv head (rows are (token, head of the group) flattened, so a
-group shares every key it loads) and walks the pages that any of them sees; pages come by cp.async, two stages. Each
-block state is merged into the row's at once. Bytes moved: q and out once, keys and values once a tile of 64 rows.
+A block of four warps owns 64 rows of one sequence and kv head (rows are (token, head of the group) flattened,
+so a group shares every key it loads) and walks the pages that any of them sees; pages come by cp.async, two
+stages. Each block state is merged into the row's at once. Bytes moved: q and out once, keys and values once a
+tile of 64 rows.
 """
 
 from numba import cuda, float32, int32, int64, uint32
@@ -57,7 +58,9 @@ def prefill_kernel(dim: int, stages: int):
     finish = _store_rows(dim, columns)
     wait = cp_async_wait1 if stages == 2 else cp_async_wait0
 
-    def attention_prefill(out, q, keys, values, table, q_start, kv_len, heads, groups, per_row, scale, window):
+    def attention_prefill(
+        out, q, keys, values, table, q_start, kv_len, heads, groups, per_row, scale, window
+    ):
         thread = int32(cuda.threadIdx.x)
         lane, warp = int32(thread & 31), int32(thread >> 5)
         g, b = int32(cuda.blockIdx.y), int32(cuda.blockIdx.z)
@@ -148,7 +151,8 @@ def prefill_kernel(dim: int, stages: int):
 
 
 def parts_of(dim: int) -> int:
-    """Blocks that share a tile of rows: heads of more than 128 have too many outputs for one block's registers."""
+    """Blocks that share a tile of rows: heads of more than 128 have too many outputs for one block's
+    registers."""
     return 2 if dim > 128 else 1
 
 

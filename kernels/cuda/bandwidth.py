@@ -1,6 +1,7 @@
 """The ceiling that other kernels are measured against: reading memory as fast as the device can.
 
-Each thread keeps eight 16-byte loads in flight; the values are combined and never stored. Bytes moved: `nbytes` read.
+Each thread keeps eight 16-byte loads in flight; the values are combined and never stored. Bytes moved:
+`nbytes` read.
 """
 
 from numba import cuda, int32, int64, uint32
@@ -14,7 +15,8 @@ LOADS = 8
 
 
 def read_kernel():
-    """Arguments: a 4-byte sink that is written only if the whole input combines to an odd constant, input, bytes."""
+    """Arguments: a 4-byte sink that is written only if the whole input combines to an odd constant, input,
+    bytes."""
 
     def read(sink, at, nbytes):
         step = int64(cuda.gridDim.x) * int64(THREADS * 16)

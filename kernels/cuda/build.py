@@ -1,8 +1,10 @@
-"""From a Python kernel to a cubin, on any machine: Numba to PTX, nvJitLink to machine code, disk cache, report.
+"""From a Python kernel to a cubin, on any machine: Numba to PTX, nvJitLink to machine code, disk cache,
+report.
 
-No GPU is needed, and none is asked. PTX is never handed to the driver: newer compilers write PTX that an older
-driver refuses, while it loads the cubins. A cubin is cached under a key of everything that can change it: the
-sources of the kernel's module and of all it imports here, template parameters, target, compiler versions.
+No GPU is needed, and none is asked. PTX is never handed to the driver: newer compilers write PTX that an
+older driver refuses, while it loads the cubins. A cubin is cached under a key of everything that can change
+it: the sources of the kernel's module and of all it imports here, template parameters, target, compiler
+versions.
 """
 
 import functools
@@ -35,11 +37,12 @@ _TOOLS = ("numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "llvmlite")
 class KernelSpec:
     """One kernel of one template.
 
-    `factory` is "module:function"; called with `params` it returns (python function, argument types as a string
-    such as "i64 i64 i32 f32"). Parameters are hashable; a string "module:function" among them names a device
-    decoder and is resolved by the factory with `resolve`. `block`: threads in x, y, z. `shared`: bytes of dynamic
-    shared memory. `min_sm`: lowest target that has the instructions; `variant` "a" asks for sm_90a and the like.
-    `early`: every block calls ptx.grid_wait() before it touches what earlier kernels wrote, so it may start early.
+    `factory` is "module:function"; called with `params` it returns (python function, argument types as a
+    string such as "i64 i64 i32 f32"). Parameters are hashable; a string "module:function" among them names a
+    device decoder and is resolved by the factory with `resolve`. `block`: threads in x, y, z. `shared`: bytes
+    of dynamic shared memory. `min_sm`: lowest target that has the instructions; `variant` "a" asks for sm_90a
+    and the like. `early`: every block calls ptx.grid_wait() before it touches what earlier kernels wrote, so
+    it may start early.
     """
 
     name: str
@@ -64,8 +67,8 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """Machine code of one kernel with the linker's report. `entry` is the symbol in the image, `arguments` the
-    kernel's argument types ("i64 i64 i32")."""
+    """Machine code of one kernel with the linker's report. `entry` is the symbol in the image, `arguments`
+    the kernel's argument types ("i64 i64 i32")."""
 
     image: bytes = field(repr=False)
     entry: str
@@ -115,8 +118,9 @@ def arch(spec: KernelSpec, sm: int) -> str:
 
 
 class _Target:
-    """Device functions ask numba-cuda for the current GPU's compute capability even when compiling for another
-    one; inside this context the answer is the target's. numba-cuda 0.30 has no public way to say it."""
+    """Device functions ask numba-cuda for the current GPU's compute capability even when compiling for
+    another one; inside this context the answer is the target's. numba-cuda 0.30 has no public way to say
+    it."""
 
     def __init__(self, sm: int) -> None:
         self.cc = (sm // 10, sm % 10)
@@ -266,8 +270,8 @@ def build(specs: list[KernelSpec], sm: int, folder: Path, progress=None) -> dict
 
 
 def _in_processes(jobs: list[Job], workers: int):
-    """Results in order. The workers are fresh interpreters that import this module and nothing of the caller's:
-    multiprocessing would run the caller's script again, and a fork would copy its CUDA context."""
+    """Results in order. The workers are fresh interpreters that import this module and nothing of the
+    caller's: multiprocessing would run the caller's script again, and a fork would copy its CUDA context."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _serve; _serve()"
     idle: queue.SimpleQueue = queue.SimpleQueue()
     processes = []

@@ -9,7 +9,18 @@ import inspect
 
 from .build import PACKAGE, KernelSpec
 
-MODULES = ("norm", "rope", "embed", "penalize", "sample", "attention", "linear", "fill", "unpack", "bandwidth")
+MODULES = (
+    "norm",
+    "rope",
+    "embed",
+    "penalize",
+    "sample",
+    "attention",
+    "linear",
+    "fill",
+    "unpack",
+    "bandwidth",
+)
 
 
 def catalog(decoders: dict[str, str]) -> list[KernelSpec]:

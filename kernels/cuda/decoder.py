@@ -1,7 +1,8 @@
 """What a weight format hands to the kernels: how a lane fetches its part of a tile, and what it means.
 
-The layout behind it is fragment order (xinfer/formats/format.py). Codes become values without the slow integer
-conversions: a code below 128 in the low bits of the bf16 pattern 0x4300 is the number 128 + code, exactly.
+The layout behind it is fragment order (xinfer/formats/format.py). Codes become values without the slow
+integer conversions: a code below 128 in the low bits of the bf16 pattern 0x4300 is the number 128 + code,
+exactly.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,9 @@ class Decoder:
 def unpack_pairs(raw: int, scales: int, prepare: Callable, pair: Callable, value: Callable) -> Callable:
     """An unpack function of its parts.
 
-    prepare(words, out): register array of raw words -> `scales` f32 into the array `out`
-    pair(words, s, j): codes e = 0, 1 of register j of step s, at bits 0 and 16 (other bits anything but 7, 23)
-    value(code + 128, scales, s, half): the f32 weight; half: row g (0) or g + 8 (1)
+    prepare(words, out): register array of raw words -> `scales` f32 into the array `out` pair(words, s, j):
+    codes e = 0, 1 of register j of step s, at bits 0 and 16 (other bits anything but 7, 23) value(code + 128,
+    scales, s, half): the f32 weight; half: row g (0) or g + 8 (1)
     """
     put, take = scatter(raw), gather(16)
 
@@ -52,8 +53,8 @@ def unpack_pairs(raw: int, scales: int, prepare: Callable, pair: Callable, value
 
 
 def code_pair(first: int, width: int, a_word: int) -> Callable:
-    """pair() for codes of `width` bits, `a_word` (s, j) codes in each half of a word (format.pack_bits), in the
-    words from `first` on; as bf16 numbers 128 + code."""
+    """pair() for codes of `width` bits, `a_word` (s, j) codes in each half of a word (format.pack_bits), in
+    the words from `first` on; as bf16 numbers 128 + code."""
     mask = ((1 << width) - 1) * 0x10001
 
     @device

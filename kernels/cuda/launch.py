@@ -1,7 +1,8 @@
 """Loaded kernels and how they are launched: `library.function(spec)(stream, grid, address, size, ...)`.
 
-A launch packs its arguments into ctypes cells made once per function (4.8 us a call on an H200 host; tuples of
-values and types take 6.0 us). Launches are captured into graphs like any other; a graph keeps its own copies.
+A launch packs its arguments into ctypes cells made once per function (4.8 us a call on an H200 host; tuples
+of values and types take 6.0 us). Launches are captured into graphs like any other; a graph keeps its own
+copies.
 """
 
 import ctypes
@@ -77,8 +78,8 @@ def _early_launch(spec: KernelSpec):
 class Library:
     """Kernels of one target, built at most once and loaded when first asked for.
 
-    `folder` is the cubin cache; `prebuilt`, if given, is a second folder looked at first whose cubins were built
-    from the same sources by any toolchain.
+    `folder` is the cubin cache; `prebuilt`, if given, is a second folder looked at first whose cubins were
+    built from the same sources by any toolchain.
     """
 
     def __init__(self, sm: int, folder: Path, prebuilt: Path | None = None) -> None:

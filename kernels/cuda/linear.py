@@ -42,8 +42,9 @@ def _engine(sm: int) -> str:
 class Linear:
     """`linear(stream, out, x, weight, bias, add)` and `linear.glu(stream, out, x, weight, act)`.
 
-    Tensors are anything with .ptr, .shape and .ld; a weight has .n, .k, .format (.name, .decoder) and .planes, or
-    .dense, an f32 matrix, in f32 mode. out: f32 [T,N] (glu: act [T,I]); x: act [T,K]; bias: f32 [N] or None.
+    Tensors are anything with .ptr, .shape and .ld; a weight has .n, .k, .format (.name, .decoder) and
+    .planes, or .dense, an f32 matrix, in f32 mode. out: f32 [T,N] (glu: act [T,I]); x: act [T,K]; bias: f32
+    [N] or None.
     """
 
     def __init__(self, library: Library) -> None:
@@ -73,7 +74,8 @@ class Linear:
         if few_is_faster(tokens, n):
             tiles = 1 if tokens <= 8 else 2
             kernel = self._kernel(
-                (source, gated, tiles), lambda: linear_few.spec(source, resolve(source).raw, tiles, gated, name)
+                (source, gated, tiles),
+                lambda: linear_few.spec(source, resolve(source).raw, tiles, gated, name),
             )
             kernel(stream, (row_tiles, 1, 1), out.ptr, x.ptr, *args)
             return

@@ -42,7 +42,8 @@ def _warp_sum(v):
 
 
 def f32_rows(gated: bool):
-    """Arguments: out, x, W, bias, T, N, K, x and out row lengths, mode as in linear_few. K is a multiple of 4."""
+    """Arguments: out, x, W, bias, T, N, K, x and out row lengths, mode as in linear_few. K is a multiple of
+    4."""
 
     def linear_f32(out, x, w, bias, tokens, n, k, x_ld, out_ld, mode):
         lane = int32(cuda.threadIdx.x & 31)

@@ -1,9 +1,10 @@
 """Few-row matmul: out[T,N] = x[T,K] W[N,K]^T for up to 16 tokens, bound by the reading of W.
 
-Weights are the A operand of mma.sync (16 output rows), tokens its 8 columns, so arithmetic is free and eight rows
-cost what one does. A block owns 16 rows; its 8 warps own the 8 chunks of K (CHUNKS, fixed for a given K), each with
-its own f32 sum; the sums are added in chunk order. That is the K schedule of every matmul here: see linear_many.
-Weights lie in fragment order (16 x 64 tiles): a lane's loads are its own registers, a warp's are contiguous.
+Weights are the A operand of mma.sync (16 output rows), tokens its 8 columns, so arithmetic is free and eight
+rows cost what one does. A block owns 16 rows; its 8 warps own the 8 chunks of K (CHUNKS, fixed for a given
+K), each with its own f32 sum; the sums are added in chunk order. That is the K schedule of every matmul here:
+see linear_many. Weights lie in fragment order (16 x 64 tiles): a lane's loads are its own registers, a warp's
+are contiguous.
 """
 
 import numba
@@ -34,8 +35,9 @@ MAX_TOKENS = 16
 
 
 def few_rows(decoder: str, tiles: int, ahead: int, gated: bool):
-    """Kernel for `tiles` groups of 8 tokens; `ahead`: weight tiles in flight a warp. Arguments: out, x, four planes,
-    bias (0: none), T, N, 64-k groups, x and out row lengths, mode: of a gated one its activation, else 1 to add."""
+    """Kernel for `tiles` groups of 8 tokens; `ahead`: weight tiles in flight a warp. Arguments: out, x, four
+    planes, bias (0: none), T, N, 64-k groups, x and out row lengths, mode: of a gated one its activation,
+    else 1 to add."""
     source = resolve(decoder)
     fetch, unpack, raw = source.fetch, source.unpack, source.raw
     take, put, put_fragments = gather(raw), scatter(raw), scatter(16)

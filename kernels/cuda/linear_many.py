@@ -1,10 +1,10 @@
 """Many-row matmul: out[T,N] = x[T,K] W[N,K]^T for more than 32 tokens, bound by the tensor cores.
 
-A block owns 128 output rows and a tile of tokens. Weights go from global memory straight into A fragments (their
-order on the device is fragment order, each warp owns its 16 rows, so nothing is decoded twice); tokens go through
-shared memory by cp.async, 64 k a stage, 16-byte chunks XOR-swizzled. The K schedule is linear_few's: k16 steps in
-order, one f32 sum for each of CHUNKS chunks of K, the sums added in chunk order at the borders. mma.sync and wgmma
-give the same bits for the same sixteen k's a step, so sm_90 may use either.
+A block owns 128 output rows and a tile of tokens. Weights go from global memory straight into A fragments
+(their order on the device is fragment order, each warp owns its 16 rows, so nothing is decoded twice); tokens
+go through shared memory by cp.async, 64 k a stage, 16-byte chunks XOR-swizzled. The K schedule is
+linear_few's: k16 steps in order, one f32 sum for each of CHUNKS chunks of K, the sums added in chunk order at
+the borders. mma.sync and wgmma give the same bits for the same sixteen k's a step, so sm_90 may use either.
 """
 
 import numba
@@ -126,15 +126,16 @@ def many_rows(decoder: str, columns: int, engine: str, gated: bool):
 
 @device
 def _next(group, left, span):
-    """The step after: its first group, and the groups left in its chunk. No step reaches over a chunk's border."""
+    """The step after: its first group, and the groups left in its chunk. No step reaches over a chunk's
+    border."""
     if left > GROUPS:
         return int32(group + GROUPS), int32(left - GROUPS)
     return int32(group + left), span
 
 
 def _store_plain(tiles: int):
-    """Sums, plus bias, plus what is there. Everything that is there is loaded before anything is stored: one load
-    after the other took as long as the product of a 4096 x 4096 weight."""
+    """Sums, plus bias, plus what is there. Everything that is there is loaded before anything is stored: one
+    load after the other took as long as the product of a 4096 x 4096 weight."""
 
     @device
     def store(out, total, before, bias, tile_row, token0, tokens, n, g, out_ld, mode):
@@ -181,8 +182,8 @@ def _store_gated(tiles: int):
 
 
 def _copy_group(columns: int):
-    """Start copying 64 k of `columns` tokens to shared memory, 16-byte chunks XOR-swizzled by the row; zeros where
-    there is no token or no group."""
+    """Start copying 64 k of `columns` tokens to shared memory, 16-byte chunks XOR-swizzled by the row; zeros
+    where there is no token or no group."""
     pieces = columns * 8 // (ROWS * 2)
 
     @device
@@ -199,7 +200,8 @@ def _copy_group(columns: int):
 
 
 def _mma(columns: int):
-    """acc += A[16,64] B[columns,64]^T of one warp by mma.sync; B at a shared address, rows of 128 swizzled bytes."""
+    """acc += A[16,64] B[columns,64]^T of one warp by mma.sync; B at a shared address, rows of 128 swizzled
+    bytes."""
     pairs = columns // 16
 
     @device

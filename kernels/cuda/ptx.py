@@ -1,9 +1,10 @@
-"""PTX instructions as functions for kernels: memory with cache hints, tensor cores, conversions, exact arithmetic.
+"""PTX instructions as functions for kernels: memory with cache hints, tensor cores, conversions, exact
+arithmetic.
 
-Addresses are int64 (numba turns uint64 + int64 into float64); shared-memory addresses are int32 offsets in the
-shared window. Registers that hold packed halves are uint32. Every function here is one instruction, or two.
-Use them inside `@device` functions and kernels; numba promotes int32 + int32 to int64 and uint32 << uint32 to
-uint64, so intermediate values are cast by the caller.
+Addresses are int64 (numba turns uint64 + int64 into float64); shared-memory addresses are int32 offsets in
+the shared window. Registers that hold packed halves are uint32. Every function here is one instruction, or
+two. Use them inside `@device` functions and kernels; numba promotes int32 + int32 to int64 and uint32 <<
+uint32 to uint64, so intermediate values are cast by the caller.
 """
 
 import functools
@@ -34,11 +35,12 @@ def device(function):
 def instruction(asm: str, result: str, arguments: str, *, pure: bool = False, memory: bool = False):
     """A callable for one PTX statement.
 
-    `result` is "" or a type ("f32") or a type and a count ("u32 4"); `arguments` are types separated by blanks.
-    `pure`: same inputs, same outputs, may be moved or merged. `memory`: touches memory, keeps its place.
+    `result` is "" or a type ("f32") or a type and a count ("u32 4"); `arguments` are types separated by
+    blanks. `pure`: same inputs, same outputs, may be moved or merged. `memory`: touches memory, keeps its
+    place.
     """
     args = arguments.split()
-    kind, count = (result.split() + ["1"])[:2] if result else ("", "0")
+    kind, count = [*result.split(), "1"][:2] if result else ("", "0")
     count = int(count)
     outputs = ["=" + _CONSTRAINT[kind]] * count if count else []
     constraints = outputs + [_CONSTRAINT[a] for a in args]
@@ -150,7 +152,8 @@ shuffle_xor_i32 = instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "i32", "
 
 # D[16,8] += A[16,16] B[16,8]: a0..a3, b0..b1 packed bf16 pairs, c0..c3 f32.
 mma_bf16 = instruction(
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};",
     "f32 4", "u32 u32 u32 u32 u32 u32 f32 f32 f32 f32", pure=True,
 )  # fmt: skip
 
@@ -164,8 +167,12 @@ and_xor = instruction("lop3.b32 $0, $1, $2, $3, 0x6a;", "u32", "u32 u32 u32", pu
 # Conversions; "lo" is the half in the low 16 bits.
 pack_bf16x2 = instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "u32", "f32 f32", pure=True)  # (lo, hi)
 pack_f16x2 = instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "u32", "f32 f32", pure=True)
-f16_lo_to_f32 = instruction("{ .reg .b16 l,h; mov.b32 {l,h}, $1; cvt.f32.f16 $0, l; }", "f32", "u32", pure=True)
-f16_hi_to_f32 = instruction("{ .reg .b16 l,h; mov.b32 {l,h}, $1; cvt.f32.f16 $0, h; }", "f32", "u32", pure=True)
+f16_lo_to_f32 = instruction(
+    "{ .reg .b16 l,h; mov.b32 {l,h}, $1; cvt.f32.f16 $0, l; }", "f32", "u32", pure=True
+)
+f16_hi_to_f32 = instruction(
+    "{ .reg .b16 l,h; mov.b32 {l,h}, $1; cvt.f32.f16 $0, h; }", "f32", "u32", pure=True
+)
 
 # Exact arithmetic: these are never contracted or reassociated, whatever the compiler's flags.
 mul_rn = instruction("mul.rn.f32 $0, $1, $2;", "f32", "f32 f32", pure=True)
@@ -178,8 +185,9 @@ ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f32", "f32", pure=True)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f32", "f32", pure=True)
 mul_hi_u32 = instruction("mul.hi.u32 $0, $1, $2;", "u32", "u32 u32", pure=True)
 
-# Programmatic dependent launch (sm_90 and later; builds for older targets leave both out): let the next kernel start
-# as far as its own grid_wait, which returns when all earlier kernels are done and their writes visible.
+# Programmatic dependent launch (sm_90 and later; builds for older targets leave both out): let the next
+# kernel start as far as its own grid_wait, which returns when all earlier kernels are done and their writes
+# visible.
 grid_wait = instruction("griddepcontrol.wait;", "", "", memory=True)
 launch_dependents = instruction("griddepcontrol.launch_dependents;", "", "", memory=True)
 
@@ -213,8 +221,8 @@ def bf16_hi(u):
 
 @functools.cache
 def gather(count: int):
-    """A device function (array, start) -> tuple of `count` consecutive elements of a register array. Tuples and
-    register arrays meet only through constant indices, so the text is written out once per length."""
+    """A device function (array, start) -> tuple of `count` consecutive elements of a register array. Tuples
+    and register arrays meet only through constant indices, so the text is written out once per length."""
     elements = ", ".join(f"array[start + {i}]" for i in range(count))
     scope: dict = {}
     exec(f"def gather_{count}(array, start):\n    return ({elements},)\n", scope)
@@ -223,7 +231,8 @@ def gather(count: int):
 
 @functools.cache
 def scatter(count: int):
-    """A device function (array, start, tuple): the tuple's `count` elements into consecutive ones of the array."""
+    """A device function (array, start, tuple): the tuple's `count` elements into consecutive ones of the
+    array."""
     lines = "".join(f"    array[start + {i}] = values[{i}]\n" for i in range(count))
     scope: dict = {}
     exec(f"def scatter_{count}(array, start, values):\n{lines}", scope)

@@ -38,14 +38,16 @@ ACTS = ("bf16", "f32")
 
 
 def rope_kernel(dim: int, act: str):
-    """Arguments: q, keys, values, qkv, cos_sin, positions, slots, q_norm and k_norm (0: none), H, G, R, row lengths
-    of qkv and cos_sin, eps."""
+    """Arguments: q, keys, values, qkv, cos_sin, positions, slots, q_norm and k_norm (0: none), H, G, R, row
+    lengths of qkv and cos_sin, eps."""
     count = (dim + 31) // 32
     size = 2 if act == "bf16" else 4
     store = device(_store_bf16 if act == "bf16" else _store_f32)
     ragged = dim % 32 != 0
 
-    def rope_kv(q, keys, values, qkv, cos_sin, positions, slots, q_norm, k_norm, heads, groups, r, row, turn, eps):
+    def rope_kv(
+        q, keys, values, qkv, cos_sin, positions, slots, q_norm, k_norm, heads, groups, r, row, turn, eps
+    ):
         lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
         t = int64(cuda.blockIdx.x)
         launch_dependents()
@@ -132,7 +134,8 @@ def catalog() -> list[KernelSpec]:
 
 
 class RopeKv:
-    """`rope_kv(stream, q, keys, values, qkv, cos_sin, positions, slots, q_norm, k_norm, eps)`: see contract.py."""
+    """`rope_kv(stream, q, keys, values, qkv, cos_sin, positions, slots, q_norm, k_norm, eps)`: see
+    contract.py."""
 
     def __init__(self, library: Library, act: str) -> None:
         self.library, self.act = library, act
@@ -142,9 +145,11 @@ class RopeKv:
     ) -> None:
         tokens, heads, dim = q.shape
         norms = [0 if norm is None else norm.ptr for norm in (q_norm, k_norm)]
+        groups = keys.shape[1]
+        grid = (tokens, -(-(heads + 2 * groups) // WARPS), 1)
         self.library.function(spec(dim, self.act))(
-            stream, (tokens, -(-(heads + 2 * keys.shape[1]) // WARPS), 1), q.ptr, keys.ptr, values.ptr, qkv.ptr, cos_sin.ptr, positions.ptr, slots.ptr,
-            *norms, heads, keys.shape[1], cos_sin.shape[1], qkv.ld, cos_sin.ld, eps,
+            stream, grid, q.ptr, keys.ptr, values.ptr, qkv.ptr, cos_sin.ptr, positions.ptr, slots.ptr, *norms,
+            heads, groups, cos_sin.shape[1], qkv.ld, cos_sin.ld, eps,
         )  # fmt: skip
 
     @staticmethod

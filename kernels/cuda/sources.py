@@ -1,4 +1,5 @@
-"""What a kernel's machine code depends on: the source text of its module and of all project modules behind it.
+"""What a kernel's machine code depends on: the source text of its module and of all project modules behind
+it.
 
 Imports are read from the syntax tree, so that lazy ones count and nothing is executed to find them.
 """

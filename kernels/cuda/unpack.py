@@ -1,4 +1,5 @@
-"""A packed weight as a plain bf16 matrix, by the format's own device decoder: how tests see what a matmul sees.
+"""A packed weight as a plain bf16 matrix, by the format's own device decoder: how tests see what a matmul
+sees.
 
 One warp a tile of 16 x 64. Bytes moved: the planes once, 2 bytes a weight written.
 """

@@ -1,8 +1,8 @@
 """Warpgroup matrix multiply (sm_90a): 64 weight rows from registers times a token tile in shared memory.
 
-One group of four warps issues the k16 steps of one or two 64-k groups at once. The accumulators are one register each,
-tied in and out of the statement, so Numba's register array costs no moves.
-Source of the operand layouts: PTX ISA, "Asynchronous warpgroup level matrix instructions".
+One group of four warps issues the k16 steps of one or two 64-k groups at once. The accumulators are one
+register each, tied in and out of the statement, so Numba's register array costs no moves. Source of the
+operand layouts: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 """
 
 import functools
@@ -11,8 +11,8 @@ from llvmlite import ir
 from numba import types
 from numba.cuda.extending import intrinsic
 
-# Shared-memory descriptor of a K-major bf16 tile with 128-byte rows in the 128-byte swizzle: leading offset 1 (not
-# used by this layout), stride 64 (8 rows of 128 bytes, in 16-byte units), swizzle mode 1.
+# Shared-memory descriptor of a K-major bf16 tile with 128-byte rows in the 128-byte swizzle: leading offset 1
+# (not used by this layout), stride 64 (8 rows of 128 bytes, in 16-byte units), swizzle mode 1.
 DESCRIPTOR = (1 << 62) | (64 << 32) | (1 << 16)
 
 
@@ -20,8 +20,9 @@ DESCRIPTOR = (1 << 62) | (64 << 32) | (1 << 16)
 def multiply(tokens: int):
     """A device function (acc, a, first, descriptor): starts acc += A[64,64] B[tokens,64]^T.
 
-    `acc`: register array of tokens/2 f32 (per 8 tokens the four values of an m16n8 tile), not to be read before
-    `settle`; `a`: register array, 16 u32 (steps x fragment) from index `first`; `descriptor`: int64 of the token tile.
+    `acc`: register array of tokens/2 f32 (per 8 tokens the four values of an m16n8 tile), not to be read
+    before `settle`; `a`: register array, 16 u32 (steps x fragment) from index `first`; `descriptor`: int64 of
+    the token tile.
     """
     count = tokens // 2
     f32, i32, i64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)

@@ -1,9 +1,9 @@
 """attention, as it is defined here: a fold over blocks of 64 keys, which are the pages of the cache.
 
-A block gives a state (m, l, o): s_j = scale * log2(e) * q.k_j, m = max s, p_j = 2^(s_j - m), 0 for hidden keys,
-l = sum p, o = sum p_j v_j. States (arXiv 2307.08691's online softmax) are merged in ascending order of position:
-m' = max, l' = l 2^(m-m') + l_b 2^(m_b-m'), o' likewise; the output is o / l. A key j is visible from position p when
-j <= p and, with a window, j > p - window.
+A block gives a state (m, l, o): s_j = scale * log2(e) * q.k_j, m = max s, p_j = 2^(s_j - m), 0 for hidden
+keys, l = sum p, o = sum p_j v_j. States (arXiv 2307.08691's online softmax) are merged in ascending order of
+position: m' = max, l' = l 2^(m-m') + l_b 2^(m_b-m'), o' likewise; the output is o / l. A key j is visible
+from position p when j <= p and, with a window, j > p - window.
 """
 
 import numpy as np

@@ -12,7 +12,9 @@ def rotate(x, cos_sin) -> np.ndarray:
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]
     first, second = x[..., :half], x[..., half : 2 * half]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], axis=-1)
+    return np.concatenate(
+        [first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], axis=-1
+    )
 
 
 def rope_kv(q, k_cache, v_cache, qkv, cos_sin, positions, kv_slots, q_norm, k_norm, eps) -> None:

@@ -1,10 +1,10 @@
 """penalize and sample: what they mean, and what the CPU runs.
 
-Draws: mass_i = floor(2^40 * 2^((logit_i - max) * log2(e) / temperature)) is an integer, so sums do not depend on their
-order. Tokens are kept by rank, ties kept together: the top_k largest; of those the fewest largest whose mass reaches
-top_p of theirs; of those the ones with mass >= min_p of the largest. With r the first 64 bits of Philox4x32-10 (Salmon
-et al., SC'11; key the seed, counter the step), the token is the first in id order whose cumulative mass exceeds
-floor(r * total / 2^64).
+Draws: mass_i = floor(2^40 * 2^((logit_i - max) * log2(e) / temperature)) is an integer, so sums do not depend
+on their order. Tokens are kept by rank, ties kept together: the top_k largest; of those the fewest largest
+whose mass reaches top_p of theirs; of those the ones with mass >= min_p of the largest. With r the first 64
+bits of Philox4x32-10 (Salmon et al., SC'11; key the seed, counter the step), the token is the first in id
+order whose cumulative mass exceeds floor(r * total / 2^64).
 """
 
 import numpy as np

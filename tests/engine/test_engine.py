@@ -1,4 +1,5 @@
-"""The engine's surface, on a real tokenizer and a tiny model: llama.cpp's text, and generate() as the witness."""
+"""The engine's surface, on a real tokenizer and a tiny model: llama.cpp's text, and generate() as the
+witness."""
 
 import pytest
 

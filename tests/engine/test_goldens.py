@@ -87,8 +87,8 @@ def test_stories260k_exactly(engine, shared):
 
 @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1", "gemma-3-270m-q4_k_m"])
 def test_real_models(engine, shared, models, name, device):
-    """The tokens of llama.cpp over the same weights decoded to f32, but for near-ties. With bf16 matmul inputs
-    only the first tokens are held to them."""
+    """The tokens of llama.cpp over the same weights decoded to f32, but for near-ties. With bf16 matmul
+    inputs only the first tokens are held to them."""
     golden = json.loads((shared / "goldens" / "llama_cpp" / f"oracle_{name}.json").read_text())["f32ref"]
     path = models / f"{name}.gguf"
     if not path.is_file():

@@ -1,4 +1,5 @@
-"""Attention on a GPU against softmax in float64 over shuffled pages, and its kernels against each other, bit for bit."""
+"""Attention on a GPU against softmax in float64 over shuffled pages, and its kernels against each other, bit
+for bit."""
 
 import harness
 import numpy as np
@@ -26,7 +27,9 @@ class Case:
             self.table[b, :count] = order[at : at + count]
             at += count
         shape = (len(order), groups, PAGE, dim)
-        self.keys, self.values = (harness.f32(harness.bf16(rng.standard_normal(shape, np.float32))) for _ in "kv")
+        self.keys, self.values = (
+            harness.f32(harness.bf16(rng.standard_normal(shape, np.float32))) for _ in "kv"
+        )
         self.q = harness.f32(harness.bf16(rng.standard_normal((sum(counts), heads, dim), np.float32)))
         self.bits = {name: harness.bf16(getattr(self, name)) for name in ("keys", "values", "q")}
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -35,8 +38,8 @@ class Case:
         return slice(self.starts[b], self.starts[b + 1])
 
     def run(self, sequences, window: int = 0, act: str = "bf16", first: int = 0, last: int | None = None):
-        """Output f32 [T,H,E] of some sequences' queries first..last, each cut alike; its kernel is the launcher's
-        choice."""
+        """Output f32 [T,H,E] of some sequences' queries first..last, each cut alike; its kernel is the
+        launcher's choice."""
         from xinfer.kernels.cuda.attention import Attention, scratch_bytes
 
         put, dtype = self.gpu.put, DType.BF16 if act == "bf16" else DType.F32

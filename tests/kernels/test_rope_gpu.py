@@ -3,8 +3,8 @@
 import harness
 import numpy as np
 import pytest
-
 from xinfer.kernels.ref import rope as ref
+
 from xinfer.tensor import DType
 
 pytestmark = harness.NEEDS_GPU
@@ -12,9 +12,16 @@ gpu = pytest.fixture(scope="module")(harness.opened)
 
 
 @pytest.mark.parametrize("act", ["bf16", "f32"])
-@pytest.mark.parametrize("heads, groups, dim, turned, normed", [
-    (4, 2, 64, 64, False), (8, 2, 128, 128, True), (4, 1, 256, 256, True), (3, 1, 64, 32, False), (4, 4, 8, 8, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "heads, groups, dim, turned, normed",
+    [
+        (4, 2, 64, 64, False),
+        (8, 2, 128, 128, True),
+        (4, 1, 256, 256, True),
+        (3, 1, 64, 32, False),
+        (4, 4, 8, 8, False),
+    ],
+)
 def test_rope_kv(gpu, act, heads, groups, dim, turned, normed):
     from xinfer.kernels.cuda.rope import RopeKv
 
@@ -35,7 +42,9 @@ def test_rope_kv(gpu, act, heads, groups, dim, turned, normed):
     out = [gpu.empty((tokens, heads, dim), dtype)]
     out += [gpu.put(harness.bf16(before) if act == "bf16" else before, dtype) for _ in range(2)]
     sources = [gpu.put(x) for x in (qkv, table, positions, slots)]
-    RopeKv(gpu.library, act)(gpu.stream, *out, *sources, *(None if n is None else gpu.put(n) for n in norms), 1e-6)
+    RopeKv(gpu.library, act)(
+        gpu.stream, *out, *sources, *(None if n is None else gpu.put(n) for n in norms), 1e-6
+    )
     for got, want in zip((gpu.get(tensor) for tensor in out), wanted):
         got = harness.f32(got.copy()) if act == "bf16" else got
         assert np.abs(got - want).max() <= (2.0**-7 if act == "bf16" else 1e-5) * np.abs(want).max()

@@ -25,7 +25,9 @@ def random_raw(name: str, n: int, k: int) -> np.ndarray:
         return format.encode(rng.standard_normal((n, k), np.float32))
     raw = rng.integers(0, 256, (n, k // format.block, format.block_bytes), np.uint8)
     for at in SCALES[name]:
-        raw[..., at : at + 2] = rng.standard_normal((n, k // format.block, 1)).astype(np.float16).view(np.uint8)
+        raw[..., at : at + 2] = (
+            rng.standard_normal((n, k // format.block, 1)).astype(np.float16).view(np.uint8)
+        )
     return raw.reshape(n, -1)
 
 

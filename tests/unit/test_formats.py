@@ -15,7 +15,9 @@ def random_raw(name: str, n: int, k: int, seed: int = 0) -> np.ndarray:
     """u8 rows of any codes, with scales that are ordinary numbers."""
     rng, format = np.random.default_rng(seed), FORMATS[name]
     if name not in SCALE_BYTES:
-        return format.encode(rng.standard_normal((n, k), np.float32) * 10 ** rng.uniform(-4, 4, (n, k)).astype("f4"))
+        return format.encode(
+            rng.standard_normal((n, k), np.float32) * 10 ** rng.uniform(-4, 4, (n, k)).astype("f4")
+        )
     raw = rng.integers(0, 256, (n, k // format.block, format.block_bytes), np.uint8)
     for at in SCALE_BYTES[name]:
         values = (rng.standard_normal((n, k // format.block, 1)) * 0.02).astype(np.float16)

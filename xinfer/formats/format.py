@@ -1,10 +1,10 @@
 """What a weight format is: how its bytes decode, how they lie on the device, how a kernel reads them there.
 
 Fragment order, the device layout of every format: W[N,K] is cut into tiles of 16 rows by 64 k, tile number
-(n//16) * (K/64) + k//64. Lane l of a warp, g = l//4, t = l%4, owns 32 weights of a tile, in the order
-[s 0..3][j 0..3][e 0..1]: row 16*(n//16) + g + 8*(j & 1), k 64*(k//64) + 16*s + 8*(j >> 1) + 2*t + e, which is
-half e of register j of the A operand of mma m16n8k16 at step s. Bits of a lane come in pieces of 16 bytes, piece
-p of lane l at byte (p*32 + l)*16 of the tile's part of the plane.
+(n//16) * (K/64) + k//64. Lane l of a warp, g = l//4, t = l%4, owns 32 weights of a tile, in the order [s
+0..3][j 0..3][e 0..1]: row 16*(n//16) + g + 8*(j & 1), k 64*(k//64) + 16*s + 8*(j >> 1) + 2*t + e, which is
+half e of register j of the A operand of mma m16n8k16 at step s. Bits of a lane come in pieces of 16 bytes,
+piece p of lane l at byte (p*32 + l)*16 of the tile's part of the plane.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`block` weights along K take `block_bytes` in the file. All quantised formats have one numeric form in a
-    matmul: the f32 value of decode(), rounded once to bf16.
+    """`block` weights along K take `block_bytes` in the file. All quantised formats have one numeric form in
+    a matmul: the f32 value of decode(), rounded once to bf16.
 
     decode(raw u8 [..., K/block*block_bytes]) -> f32 [..., K]
     pack(raw u8 [N, K/block*block_bytes]) -> u8 array of each plane, N padded to 16 and K to 64 by zeros
@@ -116,8 +116,8 @@ def lanes_of(plane: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def row_scales(values: np.ndarray, per_tile: int) -> np.ndarray:
-    """[N, K/64*per_tile, ...] values of a row's blocks -> flat u8 [tiles][g 0..7][half 0..1][per_tile][...], so
-    that a lane finds those of its rows g and g+8 in one load. `per_tile`: blocks of a row in 64 k."""
+    """[N, K/64*per_tile, ...] values of a row's blocks -> flat u8 [tiles][g 0..7][half 0..1][per_tile][...],
+    so that a lane finds those of its rows g and g+8 in one load. `per_tile`: blocks of a row in 64 k."""
     n, count, *rest = values.shape
     groups = -(-count // per_tile)
     padded = np.zeros((-(-n // ROWS) * ROWS, groups * per_tile, *rest), values.dtype)
@@ -135,8 +135,9 @@ def rows_of(plane: np.ndarray, dtype: type, n: int, groups: int, per_tile: int, 
 
 
 def pack_bits(codes: np.ndarray, width: int, words: int) -> np.ndarray:
-    """Codes below 2^width, in fragments [tiles, 32, 4 s, 4 j, 2 e], as `words` u32 a lane: half e of a word holds
-    codes (s, j) in order, `width` bits each; u8 [tiles, 32, 4*words]. `(word >> shift) & mask` is a pair e 0, 1.
+    """Codes below 2^width, in fragments [tiles, 32, 4 s, 4 j, 2 e], as `words` u32 a lane: half e of a word
+    holds codes (s, j) in order, `width` bits each; u8 [tiles, 32, 4*words]. `(word >> shift) & mask` is a
+    pair e 0, 1.
     """
     a_word = 16 // words
     split = codes.reshape(codes.shape[0], 32, words, a_word, 2).astype(np.uint32)

@@ -1,12 +1,23 @@
 """GGUF Q4_0: 32 weights in 18 bytes, d (f16), then codes of 4 bits; w = d * (code - 8).
 
-Device: "codes", one u32 a step and lane (format.pack_bits), and "scales", f16 d of a row's two blocks in a tile.
+Device: "codes", one u32 a step and lane (format.pack_bits), and "scales", f16 d of a row's two blocks in a
+tile.
 """
 
 import numpy as np
 
 from .format import (
-    Format, blocks, f16, fragments, lanes_of, matrix, nibbles, pack_bits, pieces, row_scales, rows_of,
+    Format,
+    blocks,
+    f16,
+    fragments,
+    lanes_of,
+    matrix,
+    nibbles,
+    pack_bits,
+    pieces,
+    row_scales,
+    rows_of,
     unpack_bits,
 )  # fmt: skip
 

@@ -6,7 +6,17 @@ Device: "codes" as in q4_0, and "scales", f16 (d, m) of a row's two blocks in a 
 import numpy as np
 
 from .format import (
-    Format, blocks, f16, fragments, lanes_of, matrix, nibbles, pack_bits, pieces, row_scales, rows_of,
+    Format,
+    blocks,
+    f16,
+    fragments,
+    lanes_of,
+    matrix,
+    nibbles,
+    pack_bits,
+    pieces,
+    row_scales,
+    rows_of,
     unpack_bits,
 )  # fmt: skip
 
@@ -69,7 +79,9 @@ def device_decoder():
 
     @device
     def value(code, d, s, half):
-        at = (half * 2 + s // 2) * 2  # d * code is exact in f32, so the fused addition rounds as the plain one
+        at = (
+            half * 2 + s // 2
+        ) * 2  # d * code is exact in f32, so the fused addition rounds as the plain one
         return fma_rn(sub_rn(code, float32(128)), d[at], d[at + 1])
 
     pair = decoder.code_pair(0, 4, 4)

@@ -1,14 +1,24 @@
-"""GGUF Q4_K: 256 weights in 144 bytes, d and dmin (f16), a 6-bit scale S and minimum M for each 32, codes of 4 bits;
-w = (d * S) * code - dmin * M.
+"""GGUF Q4_K: 256 weights in 144 bytes, d and dmin (f16), a 6-bit scale S and minimum M for each 32, codes of
+4 bits; w = (d * S) * code - dmin * M.
 
-Device: "codes" as in q4_0; "scales", (S, M) bytes of a row's two blocks in a tile; "supers", f16 (d, dmin) of each
-row and 256 k.
+Device: "codes" as in q4_0; "scales", (S, M) bytes of a row's two blocks in a tile; "supers", f16 (d, dmin) of
+each row and 256 k.
 """
 
 import numpy as np
 
 from .format import (
-    Format, blocks, f16, fragments, lanes_of, matrix, pack_bits, pieces, row_scales, rows_of, unpack_bits,
+    Format,
+    blocks,
+    f16,
+    fragments,
+    lanes_of,
+    matrix,
+    pack_bits,
+    pieces,
+    row_scales,
+    rows_of,
+    unpack_bits,
 )  # fmt: skip
 
 
@@ -57,15 +67,24 @@ Q4_K = Format(
 
 
 def device_decoder():
-    """8 registers: a word of codes a step, (S, M) bytes of row g, blocks 0 and 1, and of row g+8, (d, dmin) of both.
+    """8 registers: a word of codes a step, (S, M) bytes of row g, blocks 0 and 1, and of row g+8, (d, dmin)
+    of both.
 
-    d * S (17 bits) and its product with a code (21 bits) are exact in f32, so one fused subtraction rounds alike.
+    d * S (17 bits) and its product with a code (21 bits) are exact in f32, so one fused subtraction rounds
+    alike.
     """
     from numba import float32, int64, uint32
 
     from xinfer.kernels.cuda import decoder
     from xinfer.kernels.cuda.ptx import (
-        device, f16_hi_to_f32, f16_lo_to_f32, fma_rn, ld_stream64, ld_stream128, mul_rn, sub_rn,
+        device,
+        f16_hi_to_f32,
+        f16_lo_to_f32,
+        fma_rn,
+        ld_stream64,
+        ld_stream128,
+        mul_rn,
+        sub_rn,
     )  # fmt: skip
 
     @device

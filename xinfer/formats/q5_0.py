@@ -6,7 +6,17 @@ Device: "codes" (4 bits) and "scales" as in q4_0, and "high", the fifth bits, on
 import numpy as np
 
 from .format import (
-    Format, blocks, f16, fragments, lanes_of, matrix, nibbles, pack_bits, pieces, row_scales, rows_of,
+    Format,
+    blocks,
+    f16,
+    fragments,
+    lanes_of,
+    matrix,
+    nibbles,
+    pack_bits,
+    pieces,
+    row_scales,
+    rows_of,
     unpack_bits,
 )  # fmt: skip
 

@@ -1,14 +1,24 @@
 """GGUF Q6_K: 256 weights in 210 bytes, codes of 6 bits in two parts, a signed scale for each 16, d (f16);
 w = (d * scale) * (code - 32).
 
-Device: "codes" (4 low bits) as in q4_0; "high" (2 bits), two words a lane; "scales", the i8 of a row's four steps in a
-tile; "super scales", f16 d of each row and 256 k.
+Device: "codes" (4 low bits) as in q4_0; "high" (2 bits), two words a lane; "scales", the i8 of a row's four
+steps in a tile; "super scales", f16 d of each row and 256 k.
 """
 
 import numpy as np
 
 from .format import (
-    Format, blocks, f16, fragments, lanes_of, matrix, pack_bits, pieces, row_scales, rows_of, unpack_bits,
+    Format,
+    blocks,
+    f16,
+    fragments,
+    lanes_of,
+    matrix,
+    pack_bits,
+    pieces,
+    row_scales,
+    rows_of,
+    unpack_bits,
 )  # fmt: skip
 
 
@@ -61,7 +71,14 @@ def device_decoder():
 
     from xinfer.kernels.cuda import decoder
     from xinfer.kernels.cuda.ptx import (
-        device, f16_hi_to_f32, f16_lo_to_f32, ld_stream32, ld_stream64, ld_stream128, mul_rn, sub_rn,
+        device,
+        f16_hi_to_f32,
+        f16_lo_to_f32,
+        ld_stream32,
+        ld_stream64,
+        ld_stream128,
+        mul_rn,
+        sub_rn,
     )  # fmt: skip
 
     @device

@@ -1,6 +1,7 @@
 """GGUF Q8_0: 32 weights in 34 bytes, d (f16), then signed codes of 8 bits; w = d * code.
 
-Device: "codes", bytes code + 128 in two pieces of 16 a lane (piece p: steps 2p, 2p+1), and "scales" as in q4_0.
+Device: "codes", bytes code + 128 in two pieces of 16 a lane (piece p: steps 2p, 2p+1), and "scales" as in
+q4_0.
 """
 
 import numpy as np
@@ -49,7 +50,16 @@ def device_decoder():
 
     from xinfer.kernels.cuda import decoder
     from xinfer.kernels.cuda.ptx import (
-        device, f32_of_bits, gather, ld_stream64, ld_stream128, mul_rn, pack_bf16x2, prmt, scatter, sub_rn,
+        device,
+        f32_of_bits,
+        gather,
+        ld_stream64,
+        ld_stream128,
+        mul_rn,
+        pack_bf16x2,
+        prmt,
+        scatter,
+        sub_rn,
     )  # fmt: skip
 
     put, take = scatter(10), gather(16)

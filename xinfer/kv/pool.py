@@ -1,4 +1,5 @@
-"""The KV cache's memory: for each layer keys and values [P, G, 64, E], pages shared by all layers' page table."""
+"""The KV cache's memory: for each layer keys and values [P, G, 64, E], pages shared by all layers' page
+table."""
 
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ def page_bytes(spec: ModelSpec, dtype: DType) -> int:
 
 
 class KVPool:
-    """One allocation, zeroed: a masked key's probability is an exact 0, and 0 times what lies there must be 0."""
+    """One allocation, zeroed: a masked key's probability is an exact 0, and 0 times what lies there must be
+    0."""
 
     def __init__(self, device: Device, spec: ModelSpec, num_pages: int, dtype: DType) -> None:
         self.device, self.num_pages = device, num_pages

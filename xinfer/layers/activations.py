@@ -1,4 +1,5 @@
-"""Every intermediate of a step, by name and shape. Planned once for the largest step, then at fixed addresses."""
+"""Every intermediate of a step, by name and shape. Planned once for the largest step, then at fixed
+addresses."""
 
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ class Activations:
 
 
 def take(arena: Arena, spec: ModelSpec, act: DType, tokens: int, logits: int) -> Activations:
-    """The tensors of a step of `tokens` tokens and `logits` logit rows; before commit, their record in the plan.
+    """The tensors of a step of `tokens` tokens and `logits` logit rows; before commit, their record in the
+    plan.
 
     qkv shares memory with glu: it is used up when the feed-forward begins.
     """

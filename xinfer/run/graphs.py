@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: one for each batch size in a short ladder, captured once, replayed ever after.
 
-A step of n sequences runs in the smallest graph that holds them; the other rows are inert. Rows do not depend on
-each other, so the graph's size changes no bit.
+A step of n sequences runs in the smallest graph that holds them; the other rows are inert. Rows do not depend
+on each other, so the graph's size changes no bit.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def ladder(max_seqs: int) -> tuple[int, ...]:
 
 
 class DecodeGraphs:
-    """`enqueue(size, penalized)` puts a decode step of `size` sequences on the stream; it runs once eagerly before
-    it is captured, so that every kernel is loaded by then."""
+    """`enqueue(size, penalized)` puts a decode step of `size` sequences on the stream; it runs once eagerly
+    before it is captured, so that every kernel is loaded by then."""
 
     def __init__(self, device: Device, max_seqs: int, enqueue: Callable[[int, bool], None]) -> None:
         self.device, self.enqueue = device, enqueue

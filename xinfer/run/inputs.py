@@ -1,7 +1,8 @@
-"""The integers of a step: written by the host into one pinned block, mirrored by one device block in one copy.
+"""The integers of a step: written by the host into one pinned block, mirrored by one device block in one
+copy.
 
-Every field has a fixed place, so captured graphs read the same addresses at each step. The page table comes last:
-a step copies the fields before it and only the rows it uses.
+Every field has a fixed place, so captured graphs read the same addresses at each step. The page table comes
+last: a step copies the fields before it and only the rows it uses.
 """
 
 import numpy as np
@@ -15,14 +16,23 @@ from xinfer.tensor import DType, Tensor
 _TOKEN_FIELDS = ("tokens", "positions", "kv_slots", "token_rows")
 _FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 _INTS = ("kv_len", "logit_rows", "sample_rows", "top_k", "steps")
-_INERT = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition": 1, "frequency": 0, "presence": 0, "top_k": 0}
+_INERT = {
+    "temperature": 0,
+    "top_p": 1,
+    "min_p": 0,
+    "repetition": 1,
+    "frequency": 0,
+    "presence": 0,
+    "top_k": 0,
+}
 
 
 class StepInputs:
-    """`host[name]`: numpy views of the pinned block; `device_fields[name]`: tensors of the mirror, largest shapes.
+    """`host[name]`: numpy views of the pinned block; `device_fields[name]`: tensors of the mirror, largest
+    shapes.
 
-    Sampling fields (temperature ... steps, seeds) have an entry for each logit row, in order; `sample_rows` is the
-    request's row in per-request state, -1 for a padded one.
+    Sampling fields (temperature ... steps, seeds) have an entry for each logit row, in order; `sample_rows`
+    is the request's row in per-request state, -1 for a padded one.
     """
 
     def __init__(self, device: Device, max_tokens: int, max_seqs: int, pages_per_seq: int) -> None:

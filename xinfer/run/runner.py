@@ -32,9 +32,7 @@ class Runner:
         self.pool = KVPool(device, spec, plan.num_pages, plan.act)
         self.arena = planned_arena(spec, plan.act, plan.max_tokens, plan.max_num_seqs)
         self.arena.commit(device)
-        self.inputs = StepInputs(
-            device, plan.max_tokens, plan.max_num_seqs, pages_for(plan.max_model_len)
-        )
+        self.inputs = StepInputs(device, plan.max_tokens, plan.max_num_seqs, pages_for(plan.max_model_len))
         self.sampler = SamplerState(device, plan.max_num_seqs, spec.vocab)
         self.ops.reserve(spec, plan.max_num_seqs, plan.num_pages, list(matrices(weights)))
         self.decoder = Decoder(spec, weights, self.pool.layers, tables, self.ops, plan.act, Solo())

@@ -17,14 +17,20 @@ class SamplerState:
     """Rows of per-request state for S requests at once.
 
     last     i32 [S]     token sampled last
-    counts   u16 [S,V]   low 15 bits: times in the reply; bit 15: in the prompt. Kept only for penalized requests
+    counts   u16 [S,V]   low 15 bits: times in the reply; bit 15: in the prompt. Kept only for penalized
+    requests
     biases   i32 [S,NB] token ids (-1: none) and f32 [S,NB] what is added to their logits
     tokens   i32 [S]     where a step's choices come out; `chosen` is its pinned host copy
     """
 
     def __init__(self, device: Device, rows: int, vocab: int) -> None:
         self.device, self.vocab, self.rows = device, vocab, rows
-        sizes = {"last": 4 * rows, "counts": 2 * rows * vocab, "biases": 8 * rows * _BIASES, "tokens": 4 * rows}
+        sizes = {
+            "last": 4 * rows,
+            "counts": 2 * rows * vocab,
+            "biases": 8 * rows * _BIASES,
+            "tokens": 4 * rows,
+        }
         self.parts = {name: device.alloc(nbytes, f"sampler {name}") for name, nbytes in sizes.items()}
         self.last = self.parts["last"].view((rows,), DType.I32)
         self.counts = self.parts["counts"].view((rows, vocab), DType.U16)

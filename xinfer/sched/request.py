@@ -18,8 +18,8 @@ class Request:
     """Known tokens are prompt_ids + output_ids. The first `num_computed` of them have their keys and values
     in the cache; in decode that is all but the last. `prefill_end` is what was known at admission: up to
     there it prefills. `pages` are its pages in order of position; `row` is its row in per-request device
-    state (last token, counts). `seed` is that of its draws. `finish_reason`: "stop", "length" or "cancelled". Compared and hashed by
-    identity.
+    state (last token, counts). `seed` is that of its draws. `finish_reason`: "stop", "length" or "cancelled".
+    Compared and hashed by identity.
     """
 
     id: object
