@@ -55,7 +55,7 @@ def measure(device, name: str, n: int, k: int, rows: tuple[int, ...], bandwidth:
     weights: list[Weight] = [dummy_weight(device, FORMATS[name], n, k, seed=1)]
     while sum(w.nbytes for w in weights) < CACHE:
         weights.append(dummy_weight(device, FORMATS[name], n, k, seed=1 + len(weights)))
-    linear = Linear(device.library)
+    linear = Linear(device.library, device.processors)
     for t in rows:
         x = device.alloc(2 * t * k).view((t, k), DType.BF16)
         out = device.alloc(4 * t * n).view((t, n), DType.F32)

@@ -25,7 +25,10 @@ class CudaOps:
         choices = sample.Sample.scratch_bytes(max_seqs, spec.vocab)
         self.scratch = [self.device.alloc(states, "attention states"), self.device.alloc(choices, "sampling")]
         self.library.prepare(self._specs(spec, weights))
-        self._embed, self._linear = embed.Embed(self.library), linear.Linear(self.library)
+        self._embed, self._linear = (
+            embed.Embed(self.library),
+            linear.Linear(self.library, self.device.processors),
+        )
         self._rmsnorm = norm.RmsNorm(self.library, tag)
         self._rmsnorm_rows = norm.RmsNormRows(self.library, tag)
         self._rmsnorm_add = norm.RmsNormAdd(self.library)

@@ -92,6 +92,7 @@ def split_kernel(dim: int):
         query(a, q + (int64(b) * heads + g * group) * (dim * 2), group, lane)
         row = int32(lane >> 2)
         while block < end:
+            following = ld_i32(pages + int64(min(block + step, end - 1)) * 4)
             cp_async_wait1()
             warp_barrier()
             multiply(s, a, int32(0), shared, lane)
@@ -100,7 +101,7 @@ def split_kernel(dim: int):
             to = states + (page * heads + g * group) * (state * 4)
             block = int32(block + step)
             if block < end:
-                page = int64(ld_i32(pages + int64(block) * 4))
+                page = int64(following)
                 at = (page * groups + g) * (PAGE * dim * 2)
                 copy(shared, keys + at, lane)
             cp_async_commit()

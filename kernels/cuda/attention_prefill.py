@@ -71,7 +71,8 @@ def prefill_kernel(dim: int, stages: int):
         length = ld_i32(kv_len + int64(b) * 4)
         group = int32(uint32(heads) // uint32(groups))
         part0 = int32(cuda.blockIdx.x & (parts - 1))  # which of the output's parts this block makes
-        row0 = int32(int32(uint32(cuda.blockIdx.x) // uint32(parts)) * ROWS)
+        behind = int32(cuda.gridDim.x - 1 - cuda.blockIdx.x)  # the last tiles see most keys: they go first
+        row0 = int32(int32(uint32(behind) // uint32(parts)) * ROWS)
         rows = int32(count * group)
         if row0 >= rows:
             return
@@ -105,10 +106,12 @@ def prefill_kernel(dim: int, stages: int):
         for i in range(outputs):
             o[i] = float32(0)
         pages = table + int64(b) * per_row * 4
+        page = int32(0)  # of the next block to copy, read a block ahead: addresses must not wait for it
         if block < end:
             at = (int64(ld_i32(pages + int64(block) * 4)) * groups + g) * (PAGE * dim * 2)
             copy(shared, keys + at, thread)
             copy(int32(shared + page_bytes), values + at, thread)
+            page = ld_i32(pages + int64(min(block + 1, end - 1)) * 4)
         cp_async_commit()
         slot = int32(0)
         while block < end:
@@ -116,11 +119,12 @@ def prefill_kernel(dim: int, stages: int):
             if stages == 2:
                 slot = int32(slot ^ 1)
                 if block + 1 < end:
-                    at = (int64(ld_i32(pages + int64(block) * 4 + 4)) * groups + g) * (PAGE * dim * 2)
+                    at = (int64(page) * groups + g) * (PAGE * dim * 2)
                     there = int32(shared + slot * (2 * page_bytes))
                     copy(there, keys + at, thread)
                     copy(int32(there + page_bytes), values + at, thread)
                 cp_async_commit()
+                page = ld_i32(pages + int64(min(block + 2, end - 1)) * 4)
             wait()
             barrier()
             multiply(s, a, int32(queries + warp * (16 * row_bytes)), here, lane)
@@ -141,9 +145,10 @@ def prefill_kernel(dim: int, stages: int):
             block = int32(block + 1)
             if stages == 1:
                 if block < end:
-                    at = (int64(ld_i32(pages + int64(block) * 4)) * groups + g) * (PAGE * dim * 2)
+                    at = (int64(page) * groups + g) * (PAGE * dim * 2)
                     copy(shared, keys + at, thread)
                     copy(int32(shared + page_bytes), values + at, thread)
+                    page = ld_i32(pages + int64(min(block + 1, end - 1)) * 4)
                 cp_async_commit()
         finish(out + int64(part0) * (columns * 2), o, l, start, mine, rows, group, heads, g, lane)
 

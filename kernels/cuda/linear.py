@@ -10,6 +10,7 @@ from .launch import Library
 
 WIDE = 128  # token tile of the many-row kernel; NARROW where fewer rows would leave most of it empty
 NARROW = 64
+DEEP = 16  # registers of a weight tile from which twice as many in flight are worth a third of the blocks
 
 
 def specs(decoder: str, name: str, sm: int, gated: tuple[bool, ...] = (False, True)) -> list[KernelSpec]:
@@ -18,6 +19,8 @@ def specs(decoder: str, name: str, sm: int, gated: tuple[bool, ...] = (False, Tr
     out = []
     for g in gated:
         out += [linear_few.spec(decoder, raw, tiles, g, name) for tiles in (1, 2)]
+        if raw >= DEEP:
+            out.append(linear_few.spec(decoder, raw, 1, g, name, deep=True))
         out += [linear_many.spec(decoder, c, _engine(sm), g, name) for c in (NARROW, WIDE)]
     return out
 
@@ -47,8 +50,8 @@ class Linear:
     [N] or None.
     """
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, processors: int) -> None:
+        self.library, self.processors = library, processors
         self.kernels: dict[tuple, object] = {}
 
     def __call__(self, stream: int, out, x, weight, bias=None, *, add: bool = False) -> None:
@@ -72,10 +75,10 @@ class Linear:
         source, name = weight.format.decoder, weight.format.kernel_name
         args = (*planes, bias_at, tokens, n, groups, x.ld, out.ld, mode)
         if few_is_faster(tokens, n):
-            tiles = 1 if tokens <= 8 else 2
+            raw, tiles = resolve(source).raw, 1 if tokens <= 8 else 2
+            deep = raw >= DEEP and tiles == 1 and row_tiles <= 2 * self.processors
             kernel = self._kernel(
-                (source, gated, tiles),
-                lambda: linear_few.spec(source, resolve(source).raw, tiles, gated, name),
+                (source, gated, tiles, deep), lambda: linear_few.spec(source, raw, tiles, gated, name, deep)
             )
             kernel(stream, (row_tiles, 1, 1), out.ptr, x.ptr, *args)
             return

@@ -127,11 +127,11 @@ def few_rows(decoder: str, tiles: int, ahead: int, gated: bool):
     return linear_few, "i64 i64 i64 i64 i64 i64 i64 i32 i32 i32 i32 i32 i32"
 
 
-def spec(decoder: str, raw: int, tiles: int, gated: bool, name: str) -> KernelSpec:
+def spec(decoder: str, raw: int, tiles: int, gated: bool, name: str, deep: bool = False) -> KernelSpec:
     """`raw`: registers a weight tile takes in a lane. Up to 256 bytes a lane are kept in flight."""
-    ahead = min(4, (64 if tiles == 1 else 32) // raw)
+    ahead = min(4, (64 if deep else 32) // raw)
     return KernelSpec(
-        f"linear{'_glu' * gated}_few_{name}_t{tiles * 8}",
+        f"linear{'_glu' * gated}_few_{name}_t{tiles * 8}{'_deep' * deep}",
         f"{__name__}:few_rows",
         (("decoder", decoder), ("tiles", tiles), ("ahead", ahead), ("gated", gated)),
         block=(WARPS * 32, 1, 1),

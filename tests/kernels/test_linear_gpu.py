@@ -70,7 +70,7 @@ def product(gpu, launch, x, weight, t: int, n: int, **options) -> np.ndarray:
 def test_product_and_bits(gpu, name):
     from xinfer.kernels.cuda.linear import Linear
 
-    launch = Linear(gpu.library)
+    launch = Linear(gpu.library, gpu.device.processors)
     for n, k in sizes(name):
         raw = harness.random_raw(name, n, k, seed=n + k)
         w, x = values_of(name, raw), activations(k)
@@ -86,6 +86,8 @@ def test_product_and_bits(gpu, name):
             assert (got == whole[:t]).all(), f"N {n} K {k}: {t} rows have other bits than {MOST}"
         last = product(gpu, launch, px.rows(MOST - 1, MOST), weight, 1, n)
         assert (last == whole[-1]).all(), f"N {n} K {k}: the last row alone has other bits"
+        shallow = product(gpu, Linear(gpu.library, 0), px, weight, 3, n)
+        assert (shallow == whole[:3]).all(), f"N {n} K {k}: fewer loads in flight give other bits"
         gpu.clear()
 
 
@@ -94,7 +96,7 @@ def test_epilogues(gpu, name):
     """bias and add are one f32 addition each to the plain product."""
     from xinfer.kernels.cuda.linear import Linear
 
-    n, k, launch, rng = 200, 768, Linear(gpu.library), np.random.default_rng(2)
+    n, k, launch, rng = 200, 768, Linear(gpu.library, gpu.device.processors), np.random.default_rng(2)
     raw = harness.random_raw(name, n, k)
     weight, px = gpu.weight(name, raw, k), gpu.put(harness.bf16(activations(k)), DType.BF16)
     bias = rng.standard_normal(n).astype(np.float32)
@@ -131,7 +133,7 @@ def near(got: np.ndarray, wanted: np.ndarray, step: float) -> None:
 def test_glu(gpu, name, act):
     from xinfer.kernels.cuda.linear import Linear
 
-    width, k, launch = 192, 768, Linear(gpu.library)
+    width, k, launch = 192, 768, Linear(gpu.library, gpu.device.processors)
     raw = harness.random_raw(name, 2 * width, k)
     w = values_of(name, raw)
     x = harness.f32(harness.bf16(activations(k) * np.float32(1.5 / (w.std() * np.sqrt(k)))))
@@ -157,7 +159,7 @@ def test_f32(gpu, n, k):
     """f32 mode: any K that is a multiple of 4."""
     from xinfer.kernels.cuda.linear import Linear
 
-    rng, launch = np.random.default_rng(n), Linear(gpu.library)
+    rng, launch = np.random.default_rng(n), Linear(gpu.library, gpu.device.processors)
     w, x = rng.standard_normal((n, k), np.float32), rng.standard_normal((33, k), np.float32)
     weight, px, bias = gpu.dense(w), gpu.put(x), rng.standard_normal(n).astype(np.float32)
     wanted = x.astype(np.float64) @ w.T.astype(np.float64)
@@ -176,7 +178,7 @@ def test_f32(gpu, n, k):
 def test_f32_glu(gpu, act):
     from xinfer.kernels.cuda.linear import Linear
 
-    rng, launch, width, k, t = np.random.default_rng(7), Linear(gpu.library), 128, 256, 11
+    rng, launch, width, k, t = np.random.default_rng(7), Linear(gpu.library, gpu.device.processors), 128, 256, 11
     w = rng.standard_normal((2 * width, k), np.float32) / 16
     x = rng.standard_normal((t, k), np.float32)
     out = gpu.put(np.full((t, width), UNTOUCHED, np.float32))
