@@ -52,14 +52,14 @@ OPS = (
     _op(
         "linear_glu",
         "!out:T,I:act x:T,K:act weight:2I,K:weight act::str",
-        "act(gate) * up in f32, rounded once; gate and up rows interleaved in runs of 8; act silu or gelu_tanh",
+        "act(gate) * up in f32, rounded once; gate and up rows interleaved by 8; act silu or gelu_tanh",
     ),
     _op(
         "rope_kv",
         "!q:T,H,E:act !k_cache:P,G,64,E:act !v_cache:P,G,64,E:act qkv:T,(H+2G)E:f32 cos_sin:M,R:f32 "
         "positions:T:i32 kv_slots:T:i32 q_norm:E:[f32] k_norm:E:[f32] eps::f32",
-        "q and k heads normed if there are weights, pairs (x_i, x_{i+R/2}) rotated; k, v to slot % 64 of page "
-        "slot / 64",
+        "q and k heads normed if there are weights, pairs (x_i, x_{i+R/2}) rotated; k, v to slot % 64 "
+        "of page slot / 64",
     ),
     _op(
         "attention",

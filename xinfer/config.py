@@ -11,7 +11,7 @@ DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bf16", "f32")
 LOAD_FORMATS = ("auto", "dummy")
 KVCACHE_DTYPES = ("auto",)
-PREFILL_CHUNK = {"cuda": 2048, "cpu": 512}
+PREFILL_CHUNK = {"cuda": 4096, "cpu": 512}
 PREFILL_STEP = 64  # a chunk is whole pages, so that a chunk border is never inside one
 
 

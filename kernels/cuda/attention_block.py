@@ -10,22 +10,26 @@ of each 8 (the m16n8 tile).
 
 import functools
 
-from numba import float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from .ptx import (
     cp_async16,
     device,
     ex2,
     fma_rn,
+    instruction,
+    ld128,
     ldmatrix4,
     ldmatrix4_trans,
     mma_bf16,
     mul_rn,
     pack_bf16x2,
     shuffle_xor,
+    sts128,
     sub_rn,
 )
 
+here = instruction("mov.b32 $0, $1;", "i32", "i32")
 PAGE = 64
 NOTHING = -1e30  # m of a state without keys
 ONES = 0x3F803F80  # two bf16 of 1
@@ -65,35 +69,83 @@ def copy_page(dim: int, threads: int):
 
 
 @functools.cache
-def scores(dim: int, shared_queries: bool):
-    """A device function (s, q, queries, keys, lane): s[32] = Q K^T, tile n of 8 keys in s[4n ..]. Q comes
-    from the registers q[E/4], or by ldmatrix from the shared address `queries` of 16 rows."""
-    steps, row_bytes = dim // 16, pitch(dim)
+def load_rows(dim: int, threads: int, count: int):
+    """A device function (to, q, heads, g, start, row0, rows, group, thread): `count` query rows from row0 on
+    into shared memory, the last one again where there are no more. Rows are (token, head of the group g),
+    from token `start` on; q is [T,H,E]."""
+    chunks, row_bytes = dim // 8, pitch(dim)
 
     @device
-    def multiply(s, q, queries, keys, lane):
+    def load(to, q, heads, g, start, row0, rows, group, thread):
+        for i in range(count * chunks // threads):
+            chunk = int32(thread + i * threads)
+            line = int32(uint32(chunk) // uint32(chunks))
+            column = int32(chunk - line * chunks)
+            row = int32(min(row0 + line, rows - 1))
+            token = int32(uint32(row) // uint32(group))
+            head = int32(g * group + row - token * group)
+            v = ld128(q + ((int64(start + token) * heads + head) * dim + column * 8) * 2)
+            sts128(int32(to + line * row_bytes + column * 16), v[0], v[1], v[2], v[3])
+
+    return load
+
+
+@functools.cache
+def _fragments(row_bytes: int):
+    """A device function (a, b, queries, keys, k, half): step k's operands into a[4*half ..] and b[16*half
+    ..]."""
+
+    @device
+    def fetch(a, b, queries, keys, k, half):
+        r = ldmatrix4(int32(queries + k * 32))
+        for j in range(4):
+            a[half * 4 + j] = r[j]
+        for n in range(4):
+            r = ldmatrix4(int32(keys + n * (16 * row_bytes) + k * 32))
+            for j in range(4):
+                b[half * 16 + n * 4 + j] = r[j]
+
+    return fetch
+
+
+@device
+def _accumulate(s, a, b, half):
+    """s += the product of one k16 step."""
+    for n in range(8):
+        r = mma_bf16(
+            a[half * 4], a[half * 4 + 1], a[half * 4 + 2], a[half * 4 + 3],
+            b[half * 16 + n * 2], b[half * 16 + n * 2 + 1],
+            s[n * 4], s[n * 4 + 1], s[n * 4 + 2], s[n * 4 + 3],
+        )  # fmt: skip
+        for j in range(4):
+            s[n * 4 + j] = r[j]
+
+
+@functools.cache
+def scores(dim: int):
+    """A device function (s, queries, keys, lane): s[32] = Q K^T of 16 rows at the shared address `queries`,
+    tile n of 8 keys in s[4n ..]. Fragments are loaded a step ahead of their use."""
+    steps, row_bytes = dim // 16, pitch(dim)
+    fetch = _fragments(row_bytes)
+    odd = steps % 2 == 1
+
+    @device
+    def multiply(s, queries, keys, lane):
+        a = cuda.local.array(8, uint32)
+        b = cuda.local.array(32, uint32)
         for i in range(32):
             s[i] = float32(0)
         at_q = int32(queries + (lane & 15) * row_bytes + (lane >> 4) * 16)
         at_k = int32(keys + ((lane & 7) + ((lane >> 4) << 3)) * row_bytes + ((lane >> 3) & 1) * 16)
-        for k in range(steps):
-            if shared_queries:
-                a = ldmatrix4(int32(at_q + k * 32))
-                for j in range(4):
-                    q[j] = a[j]
-            at = 0 if shared_queries else k * 4
-            for n in range(4):
-                b = ldmatrix4(int32(at_k + n * (16 * row_bytes) + k * 32))
-                for h in range(2):
-                    o = n * 8 + h * 4
-                    r = mma_bf16(
-                        q[at], q[at + 1], q[at + 2], q[at + 3], b[h * 2], b[h * 2 + 1],
-                        s[o], s[o + 1], s[o + 2], s[o + 3],
-                    )  # fmt: skip
-                    s[o] = r[0]
-                    s[o + 1] = r[1]
-                    s[o + 2] = r[2]
-                    s[o + 3] = r[3]
+        fetch(a, b, at_q, at_k, 0, 0)
+        for k in range(0, steps - 1, 2):
+            fetch(a, b, at_q, at_k, k + 1, 1)
+            _accumulate(s, a, b, 0)
+            if k + 2 < steps:
+                fetch(a, b, at_q, at_k, k + 2, 0)
+            _accumulate(s, a, b, 1)
+        if odd:
+            _accumulate(s, a, b, 0)
 
     return multiply
 
@@ -119,6 +171,7 @@ def weigh(s, p, m, base, first, last, scale, lane):
     for i in range(32):
         s[i] = mul_rn(s[i], scale)
     if base < first[1] or base + (PAGE - 1) > last[0]:
+        column = here(column)  # keeps the branch: as selects it cost every block a fifth of its instructions
         for i in range(32):
             h, key = (i >> 1) & 1, int32(column + (i >> 2) * 8 + (i & 1))
             if key > last[h] or key < first[h]:

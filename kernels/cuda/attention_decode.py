@@ -14,6 +14,7 @@ from .attention_block import (
     copy_page,
     factors,
     first_key,
+    load_rows,
     merged,
     pitch,
     product,
@@ -27,12 +28,10 @@ from .ptx import (
     cp_async_commit,
     cp_async_wait0,
     cp_async_wait1,
-    device,
     div_rn,
     dynamic_shared,
     grid_wait,
     launch_dependents,
-    ld32,
     ld_f32,
     ld_i32,
     pack_bf16x2,
@@ -50,10 +49,10 @@ def split_kernel(dim: int):
     """Arguments: states, q, keys, values, page table, kv_len, H, G, pages a table row, scale * log2(e),
     window."""
     page_bytes = PAGE * pitch(dim)
-    registers, width = dim // 4, wide(dim)
+    width = wide(dim)
     runs, made = dim // (16 * width), 8 * width
-    copy, multiply, project = copy_page(dim, 32), scores(dim, False), product(dim, width)
-    query = _load_query(dim)
+    copy, multiply, project = copy_page(dim, 32), scores(dim), product(dim, width)
+    query = load_rows(dim, 32, ROWS)
     state = dim + 4
 
     def attention_split(states, q, keys, values, table, kv_len, heads, groups, per_row, scale, window):
@@ -78,7 +77,6 @@ def split_kernel(dim: int):
         cp_async_commit()
         copy(at_values, values + at, lane)
         cp_async_commit()
-        a = cuda.local.array(registers, uint32)
         s = cuda.local.array(32, float32)
         p = cuda.local.array(16, uint32)
         m = cuda.local.array(2, float32)
@@ -89,13 +87,14 @@ def split_kernel(dim: int):
         for h in range(2):
             first[h] = low
             last[h] = position
-        query(a, q + (int64(b) * heads + g * group) * (dim * 2), group, lane)
+        queries = int32(shared + 2 * page_bytes)
+        query(queries, q, heads, g, b, int32(0), group, group, lane)
         row = int32(lane >> 2)
         while block < end:
             following = ld_i32(pages + int64(min(block + step, end - 1)) * 4)
             cp_async_wait1()
             warp_barrier()
-            multiply(s, a, int32(0), shared, lane)
+            multiply(s, queries, shared, lane)
             warp_barrier()
             base = int32(block * PAGE)
             to = states + (page * heads + g * group) * (state * 4)
@@ -129,23 +128,6 @@ def split_kernel(dim: int):
         cp_async_wait0()
 
     return attention_split, "i64 i64 i64 i64 i64 i64 i32 i32 i32 f32 i32"
-
-
-def _load_query(dim: int):
-    """A fragments of up to 16 rows [group,E] of bf16, zeros past the last."""
-    steps = dim // 16
-
-    @device
-    def load(a, q, group, lane):
-        row, column = int32(lane >> 2), int32((lane & 3) * 2)
-        for k in range(steps):
-            for j in range(4):
-                line = int32(row + (j & 1) * 8)
-                a[k * 4 + j] = uint32(0)
-                if line < group:
-                    a[k * 4 + j] = ld32(q + (int64(line) * dim + k * 16 + (j >> 1) * 8 + column) * 2)
-
-    return load
 
 
 def merge_kernel(dim: int):
@@ -196,7 +178,7 @@ def split_spec(dim: int) -> KernelSpec:
         f"{__name__}:split_kernel",
         (("dim", dim),),
         block=(32, 1, 1),
-        shared=2 * PAGE * pitch(dim),
+        shared=(2 * PAGE + ROWS) * pitch(dim),
         early=True,
     )
 

@@ -14,6 +14,7 @@ from .attention_block import (
     copy_page,
     factors,
     first_key,
+    load_rows,
     merged,
     pitch,
     product,
@@ -33,11 +34,9 @@ from .ptx import (
     dynamic_shared,
     grid_wait,
     launch_dependents,
-    ld128,
     ld_i32,
     pack_bf16x2,
     st32,
-    sts128,
 )
 
 ROWS = 64
@@ -53,8 +52,8 @@ def prefill_kernel(dim: int, stages: int):
     columns = dim // parts
     outputs, width = columns // 2, wide(columns)
     runs, made = columns // (16 * width), 8 * width
-    copy, multiply, project = copy_page(dim, THREADS), scores(dim, True), product(dim, width)
-    query = _load_rows(dim)
+    copy, multiply, project = copy_page(dim, THREADS), scores(dim), product(dim, width)
+    query = load_rows(dim, THREADS, ROWS)
     finish = _store_rows(dim, columns)
     wait = cp_async_wait1 if stages == 2 else cp_async_wait0
 
@@ -78,7 +77,7 @@ def prefill_kernel(dim: int, stages: int):
             return
         shared = dynamic_shared()
         queries = int32(shared + 2 * stages * page_bytes)
-        query(queries, q, start, row0, rows, group, heads, g, thread)
+        query(queries, q, heads, g, start, row0, rows, group, thread)
         past = int32(length - count)  # position of the sequence's first row
         top = int32(past + uint32(min(row0 + ROWS, rows) - 1) // uint32(group))
         block = int32(first_key(int32(past + uint32(row0) // uint32(group)), window) >> 6)
@@ -96,7 +95,6 @@ def prefill_kernel(dim: int, stages: int):
         part = cuda.local.array(made, float32)
         s = cuda.local.array(32, float32)
         p = cuda.local.array(16, uint32)
-        a = cuda.local.array(4, uint32)
         for h in range(2):
             position = int32(past + uint32(min(mine + h * 8, rows - 1)) // uint32(group))
             last[h] = position
@@ -127,7 +125,7 @@ def prefill_kernel(dim: int, stages: int):
                 page = ld_i32(pages + int64(min(block + 2, end - 1)) * 4)
             wait()
             barrier()
-            multiply(s, a, int32(queries + warp * (16 * row_bytes)), here, lane)
+            multiply(s, int32(queries + warp * (16 * row_bytes)), here, lane)
             weigh(s, p, m_block, int32(block * PAGE), first, last, scale, lane)
             total(p, l_block)
             for h in range(2):
@@ -159,27 +157,6 @@ def parts_of(dim: int) -> int:
     """Blocks that share a tile of rows: heads of more than 128 have too many outputs for one block's
     registers."""
     return 2 if dim > 128 else 1
-
-
-def _load_rows(dim: int):
-    """Query rows of the tile into shared memory, zeros past the last."""
-    chunks, row_bytes = dim // 8, pitch(dim)
-    count = ROWS * chunks // THREADS
-
-    @device
-    def load(to, q, start, row0, rows, group, heads, g, thread):
-        for i in range(count):
-            chunk = int32(thread + i * THREADS)
-            line = int32(uint32(chunk) // uint32(chunks))
-            column = int32(chunk - line * chunks)
-            row = int32(min(row0 + line, rows - 1))
-            token = int32(uint32(row) // uint32(group))
-            head = int32(g * group + row - token * group)
-            at = q + ((int64(start + token) * heads + head) * dim + column * 8) * 2
-            v = ld128(at)
-            sts128(int32(to + line * row_bytes + column * 16), v[0], v[1], v[2], v[3])
-
-    return load
 
 
 def _store_rows(dim: int, columns: int):

@@ -87,7 +87,9 @@ class Linear:
             (source, gated, columns),
             lambda: linear_many.spec(source, columns, _engine(self.library.sm), gated, name),
         )
-        grid = (-(-tokens // columns), -(-row_tiles // 8), 1)
+        token_tiles = -(-tokens // columns)
+        beside = min(token_tiles, linear_many.TILES)
+        grid = (beside, -(-row_tiles // 8), -(-token_tiles // beside))
         kernel(stream, grid, out.ptr, x.ptr, *args, row_tiles)
 
     def _kernel(self, key: tuple, make):

@@ -36,6 +36,9 @@ from .ptx import (
 
 ROWS = 128
 STAGES = {"wgmma": 4, "mma": 3}  # of a step's tokens in shared memory: one in use, the rest under way
+TILES = (
+    16  # token tiles that run side by side: with 8 weight tiles a square wave, whose x stays in the L2 cache
+)
 GROUPS = 2  # 64-k groups a step; one, with its fence and barrier, left half of the tensor cores' time unused
 
 
@@ -59,7 +62,7 @@ def many_rows(decoder: str, columns: int, engine: str, gated: bool):
         lane, warp = int32(thread & 31), int32(thread >> 5)
         g, t = int32(lane >> 2), int32(lane & 3)
         tile_row = int32(cuda.blockIdx.y * 8 + warp)
-        token0 = int32(cuda.blockIdx.x * columns)
+        token0 = int32((cuda.blockIdx.z * TILES + cuda.blockIdx.x) * columns)
         tile = int64(min(tile_row, row_tiles - 1)) * groups
         shared = int32(int32(dynamic_shared() + slack) & int32(~slack))
         span = int32((groups + CHUNKS - 1) >> 3)

@@ -91,6 +91,21 @@ def test_product_and_bits(gpu, name):
         gpu.clear()
 
 
+def test_thousands_of_rows(gpu):
+    """More token tiles than run side by side: rows at their borders have the bits they have alone."""
+    from xinfer.kernels.cuda.linear import Linear
+
+    n, k, t, launch = 200, 320, 4400, Linear(gpu.library, gpu.device.processors)
+    weight = gpu.weight("bf16", harness.random_raw("bf16", n, k), k)
+    x = np.random.default_rng(4).standard_normal((t, k), np.float32)
+    px = gpu.put(harness.bf16(x), DType.BF16)
+    whole = product(gpu, launch, px, weight, t, n)
+    for row in (0, 127, 128, 2047, 2048, 4095, 4096, t - 1):
+        alone = product(gpu, launch, px.rows(row, row + 1), weight, 1, n)
+        assert (alone == whole[row]).all(), row
+    gpu.clear()
+
+
 @pytest.mark.parametrize("name", sorted({f.kernel_name for f in FORMATS.values()}))
 def test_epilogues(gpu, name):
     """bias and add are one f32 addition each to the plain product."""
@@ -178,7 +193,8 @@ def test_f32(gpu, n, k):
 def test_f32_glu(gpu, act):
     from xinfer.kernels.cuda.linear import Linear
 
-    rng, launch, width, k, t = np.random.default_rng(7), Linear(gpu.library, gpu.device.processors), 128, 256, 11
+    rng, launch = np.random.default_rng(7), Linear(gpu.library, gpu.device.processors)
+    width, k, t = 128, 256, 11
     w = rng.standard_normal((2 * width, k), np.float32) / 16
     x = rng.standard_normal((t, k), np.float32)
     out = gpu.put(np.full((t, width), UNTOUCHED, np.float32))

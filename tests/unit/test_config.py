@@ -12,7 +12,7 @@ def test_defaults() -> None:
     config = EngineConfig.of(m="model.gguf")
     assert (config.device, config.dtype, config.load_format) == ("auto", "auto", "auto")
     assert (config.max_num_seqs, config.kv_memory_fraction, config.seed, config.graphs) == (8, 0.9, 0, True)
-    assert (config.chunk("cuda"), config.chunk("cpu")) == (2048, 512)
+    assert (config.chunk("cuda"), config.chunk("cpu")) == (4096, 512)
     assert EngineConfig.of(m="x", prefill_chunk=128).chunk("cuda") == 128
 
 
