@@ -1,4 +1,5 @@
-"""What the machine can do, measured in the same run as what xinfer does: reading memory, and torch's matmul."""
+"""What the machine can do, measured in the same run as what xinfer does: reading memory, and torch's
+matmul."""
 
 from collections.abc import Callable
 

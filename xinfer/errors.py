@@ -27,4 +27,5 @@ class DeviceError(XinferError):
 
 
 class RequestError(XinferError):
-    """One request that cannot be served: an empty or too long prompt, a token out of range, a bad parameter."""
+    """One request that cannot be served: an empty or too long prompt, a token out of range, a bad
+    parameter."""

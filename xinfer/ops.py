@@ -14,7 +14,8 @@ class Ops(Protocol):
     """Parameters, shapes and meanings: kernels/contract.py. Work is put on the device's compute stream."""
 
     def reserve(self, spec: ModelSpec, max_seqs: int, num_pages: int, weights: list[Weight]) -> None:
-        """Take all scratch memory that the ops will need, and load their kernels; once, before the first op."""
+        """Take all scratch memory that the ops will need, and load their kernels; once, before the first
+        op."""
 
     def embed(self, out, tokens, last, rows, table: Weight, scale: float) -> None: ...
     def rmsnorm(self, out, x, weight, eps: float) -> None: ...

@@ -12,7 +12,8 @@ class Solo:
     size = 1
 
     def add_linear(self, ops: Ops, out: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) -> None:
-        """out += x W^T + bias, W and x cut along K over the ranks (o and down); out f32 [T,N], whole on each."""
+        """out += x W^T + bias, W and x cut along K over the ranks (o and down); out f32 [T,N], whole on
+        each."""
         ops.linear(out, x, weight, bias, add=True)
 
     def set_linear(self, ops: Ops, out: Tensor, x: Tensor, weight: Weight, bias: Tensor | None) -> None:

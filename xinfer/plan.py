@@ -112,7 +112,8 @@ def _default_length(spec: ModelSpec, machine: Machine) -> int:
 
 
 def _split_bytes(spec: ModelSpec, act: DType) -> int:
-    """Scratch of a page for the states of decode attention (kernels/cuda/attention.py), shared by the layers."""
+    """Scratch of a page for the states of decode attention (kernels/cuda/attention.py), shared by the
+    layers."""
     states = (a.heads * (a.head_dim + 4) * 4 for a in (layer.attention for layer in spec.layers))
     return max(states) if act is DType.BF16 else 0
 

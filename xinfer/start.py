@@ -87,7 +87,8 @@ def _tables(device: Device, spec: ModelSpec, max_len: int) -> dict[Rope, Tensor]
 
 
 def _text(checkpoint: Checkpoint, skip: bool) -> tuple[Tokenizer, ChatTemplate]:
-    """Tokenizer and chat template of a checkpoint; with `skip`, those of a model that speaks token ids only."""
+    """Tokenizer and chat template of a checkpoint; with `skip`, those of a model that speaks token ids
+    only."""
     if skip:
         return Tokenizer(nameless(checkpoint.spec.vocab)), ChatTemplate(None)
     if checkpoint.gguf_metadata is not None:

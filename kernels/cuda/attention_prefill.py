@@ -23,7 +23,7 @@ from .attention_block import (
     weigh,
     wide,
 )
-from .build import KernelSpec
+from .build import TARGETS, KernelSpec
 from .ptx import (
     barrier,
     cp_async_commit,
@@ -40,6 +40,7 @@ from .ptx import (
 )
 
 ROWS = 64
+SMALL = (86, 89, 120)  # targets with 99 KiB of shared memory a block
 THREADS = 128
 
 
@@ -85,12 +86,9 @@ def prefill_kernel(dim: int, stages: int):
         mine = int32(row0 + warp * 16 + (lane >> 2))
         last = cuda.local.array(2, int32)
         first = cuda.local.array(2, int32)
-        m = cuda.local.array(2, float32)
-        l = cuda.local.array(2, float32)
-        m_block = cuda.local.array(2, float32)
-        l_block = cuda.local.array(2, float32)
-        old = cuda.local.array(2, float32)
-        new = cuda.local.array(2, float32)
+        m, l = cuda.local.array(2, float32), cuda.local.array(2, float32)
+        m_block, l_block = cuda.local.array(2, float32), cuda.local.array(2, float32)
+        old, new = cuda.local.array(2, float32), cuda.local.array(2, float32)
         o = cuda.local.array(outputs, float32)
         part = cuda.local.array(made, float32)
         s = cuda.local.array(32, float32)
@@ -180,13 +178,14 @@ def _store_rows(dim: int, columns: int):
 
 
 def spec(dim: int, sm: int) -> KernelSpec:
-    """sm_86, 89 and 120 have 99 KiB of shared memory a block: heads of more than 128 get one stage there."""
-    stages = 1 if dim > 128 and sm in (86, 89, 120) else 2
+    """Heads of more than 128 get one stage where shared memory is small."""
+    stages = 1 if dim > 128 and sm in SMALL else 2
     return KernelSpec(
         f"attention_prefill_e{dim}_s{stages}",
         f"{__name__}:prefill_kernel",
         (("dim", dim), ("stages", stages)),
         block=(THREADS, 1, 1),
         shared=(2 * stages + 1) * PAGE * pitch(dim),
+        only_sm=() if dim <= 128 else tuple(t for t in TARGETS if (t in SMALL) == (stages == 1)),
         early=True,
     )

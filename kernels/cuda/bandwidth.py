@@ -38,7 +38,8 @@ def catalog() -> list[KernelSpec]:
 
 
 class Read:
-    """`read(stream, sink, tensor, processors)`: reads the tensor once, but for a tail of less than a round."""
+    """`read(stream, sink, tensor, processors)`: reads the tensor once, but for a tail of less than a
+    round."""
 
     def __init__(self, library: Library) -> None:
         self.kernel = library.function(catalog()[0])

@@ -34,7 +34,8 @@ def catalog(decoders: dict[str, str]) -> list[KernelSpec]:
 
 
 def few_is_faster(tokens: int, n: int) -> bool:
-    """Measured on an H200 in bf16: from 9 tokens on the many-row kernel wins where N gives it blocks enough."""
+    """Measured on an H200 in bf16: from 9 tokens on the many-row kernel wins where N gives it blocks
+    enough."""
     return tokens <= 8 or (tokens <= linear_few.MAX_TOKENS and n < 16384)
 
 

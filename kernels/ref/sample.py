@@ -38,7 +38,8 @@ def penalize(logits, counts, rows, repetition, frequency, presence, bias_ids, bi
 
 
 def sample(tokens, last, counts, logits, rows, temperature, top_p, min_p, top_k, seeds, steps) -> None:
-    """tokens i32 [B], last i32 [S], counts u16 [S,V], logits f32 [B,V], rows i32 [B] (-1: padded, token 0)."""
+    """tokens i32 [B], last i32 [S], counts u16 [S,V], logits f32 [B,V], rows i32 [B] (-1: padded, token
+    0)."""
     for b, row in enumerate(rows):
         if row < 0:
             tokens[b] = 0

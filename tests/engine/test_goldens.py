@@ -1,4 +1,5 @@
-"""Checked against other implementations: transformers' logits of tiny checkpoints, llama.cpp's greedy tokens."""
+"""Checked against other implementations: transformers' logits of tiny checkpoints, llama.cpp's greedy
+tokens."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Device decoders on a GPU, bit for bit against NumPy: every format's packed weights as its kernels see them."""
+"""Device decoders on a GPU, bit for bit against NumPy: every format's packed weights as its kernels see
+them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Attention over the paged cache: project, normalise and rotate, write keys and values, attend, project back."""
+"""Attention over the paged cache: project, normalise and rotate, write keys and values, attend, project
+back."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,5 @@
-"""Runner: executes the steps that the scheduler plans. All device memory a step touches is made here, once."""
+"""Runner: executes the steps that the scheduler plans. All device memory a step touches is made here,
+once."""
 
 from collections.abc import Iterator, Mapping
 
