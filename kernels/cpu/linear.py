@@ -1,8 +1,8 @@
-"""Matrix products on the CPU: f32, every row of the result computed by one compiled loop.
+"""Matrix products on the CPU: f32, every element of the result computed by one compiled loop.
 
-Four tokens share each weight that is loaded; a step of fewer fills the loop with its last token. So a token's
-bits do not depend on how many there are, and one token runs at the speed of memory all the same. Rows are
-spread over cores.
+The loop makes four sums at once: four tokens share the weights that are loaded, or, for the tokens left over,
+four weight rows share a token. A product commutes and the order of additions is the loop's, so an element's
+bits do not depend on which of the two it was, nor on how many tokens there are. Rows are spread over cores.
 """
 
 import math
@@ -11,13 +11,13 @@ import numba
 import numpy as np
 
 RUN = 8  # gate rows, then as many up rows
-TOKENS = 4
+FOUR = 4
 BLOCK = 16  # output rows a task, a multiple of 2*RUN: their weights stay in cache while the tokens pass
 
 
 @numba.njit(fastmath={"reassoc", "contract", "nsz"}, cache=True, inline="never")
 def dot4(w, x0, x1, x2, x3):
-    """Four sums over k of w[k] * x[k]; the order of additions is the vectoriser's, the same at each call."""
+    """Four sums over k of w[k] * x[k]; the order of additions is the vectoriser's, the same in each."""
     a = b = c = d = np.float32(0)
     for k in range(w.shape[0]):
         a += w[k] * x0[k]
@@ -31,13 +31,18 @@ def dot4(w, x0, x1, x2, x3):
 def product(out, x, weight):
     """out f32 [T,N] = x f32 [T,K] weight f32 [N,K]^T."""
     tokens, n = x.shape[0], weight.shape[0]
-    last = tokens - 1
+    whole = tokens // FOUR * FOUR
     for block in numba.prange((n + BLOCK - 1) // BLOCK):
-        for t in range(0, tokens, TOKENS):
-            t1, t2, t3 = min(t + 1, last), min(t + 2, last), min(t + 3, last)
-            for i in range(block * BLOCK, min(block * BLOCK + BLOCK, n)):
-                a, b, c, d = dot4(weight[i], x[t], x[t1], x[t2], x[t3])
-                out[t3, i], out[t2, i], out[t1, i], out[t, i] = d, c, b, a
+        first, end = block * BLOCK, min(block * BLOCK + BLOCK, n)
+        for t in range(0, whole, FOUR):
+            for i in range(first, end):
+                a, b, c, d = dot4(weight[i], x[t], x[t + 1], x[t + 2], x[t + 3])
+                out[t, i], out[t + 1, i], out[t + 2, i], out[t + 3, i] = a, b, c, d
+        for t in range(whole, tokens):
+            for i in range(first, end, FOUR):
+                i1, i2, i3 = min(i + 1, end - 1), min(i + 2, end - 1), min(i + 3, end - 1)
+                a, b, c, d = dot4(x[t], weight[i], weight[i1], weight[i2], weight[i3])
+                out[t, i3], out[t, i2], out[t, i1], out[t, i] = d, c, b, a
 
 
 @numba.njit(cache=True)

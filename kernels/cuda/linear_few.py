@@ -136,6 +136,6 @@ def spec(decoder: str, raw: int, tiles: int, gated: bool, name: str, deep: bool 
         (("decoder", decoder), ("tiles", tiles), ("ahead", ahead), ("gated", gated)),
         block=(WARPS * 32, 1, 1),
         shared=WARPS * tiles * 512,
-        max_registers=128,
+        max_registers=128 if tiles == 1 else 144,
         early=True,
     )

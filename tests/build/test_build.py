@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from xinfer.kernels.cuda import build as toolchain
-from xinfer.kernels.cuda import fill
+from xinfer.kernels.cuda import fill, sources
 from xinfer.kernels.cuda.build import TARGETS, CubinCache, KernelSpec, key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,12 +59,11 @@ def test_faults_are_told(report):
 
 def test_report_saves_a_prebuilt_folder(report, folder, tmp_path, capsys):
     """The saved cubins are found under the key that a Library asks a prebuilt folder for."""
-    arguments = ["--sm", "90", "--only", "fill_", "--save", str(tmp_path), "--folder", str(folder)]
+    arguments = ["--sm", "90", "--only", "fill_bytes", "--save", str(tmp_path), "--folder", str(folder)]
     assert report.main(arguments) == 0
     out = capsys.readouterr().out
-    assert "fill_bytes" in out and f"sm_90: {len(fill.KINDS)} kernels" in out and " 0 faulty" in out
-    for kind in fill.KINDS:
-        assert CubinCache(tmp_path).load(key(fill.spec(kind), 90, versions="")) is not None
+    assert "fill_bytes" in out and "sm_90: 1 kernels" in out and " 0 faulty" in out
+    assert CubinCache(tmp_path).load(key(fill.spec("bytes"), 90, versions="")) is not None
 
 
 def test_report_fails_over_budget(report, folder, monkeypatch, capsys):
@@ -84,14 +83,19 @@ def module(tmp_path, monkeypatch):
 
     def write(text: str) -> KernelSpec:
         (tmp_path / f"{name}.py").write_text(text)
-        toolchain._source_closure.cache_clear()
+        forget_sources()
         importlib.invalidate_caches()
         importlib.import_module(name)
         return KernelSpec("under_test", f"{name}:make")
 
     yield write
     sys.modules.pop(name, None)
-    toolchain._source_closure.cache_clear()
+    forget_sources()
+
+
+def forget_sources() -> None:
+    for cached in (sources.digest, sources._file, sources._imports):
+        cached.cache_clear()
 
 
 def test_key_follows_the_source(module):
@@ -114,11 +118,11 @@ def test_key_follows_what_the_source_imports(tmp_path, monkeypatch):
         if file:
             with open(package / file, "a") as source:
                 source.write("# changed\n")
-        toolchain._source_closure.cache_clear()
+        forget_sources()
         keys.append(key(spec, 90))
     for name in [n for n in sys.modules if n.startswith("package_under_test")]:
         del sys.modules[name]
-    toolchain._source_closure.cache_clear()
+    forget_sources()
     assert len(set(keys)) == 4
 
 
