@@ -80,7 +80,11 @@ EXISTING_FOLDER = Kind("an absolute path of a folder that exists", _existing_fol
 
 TABLE = (
     Variable(
-        "XINFER_CACHE", "cache", FOLDER, "~/.cache/xinfer", "where built kernels and fetched models are kept"
+        "XINFER_CACHE",
+        "cache",
+        FOLDER,
+        "~/.cache/xinfer",
+        "where built kernels and the models of scripts/fetch_models.py are kept",
     ),
     Variable(
         "XINFER_PREBUILT",

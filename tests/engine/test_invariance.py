@@ -30,8 +30,8 @@ def test_company_and_chunks_change_nothing(engine, model, params):
     assert [alone.generate([p], params)[0].token_ids for p in PROMPTS] == wanted, "not the same twice"
     batch = engine(model, max_num_seqs=8, **ROOM)
     assert [c.token_ids for c in batch.generate(PROMPTS, params)] == wanted, "in a batch"
-    chunked = engine(model, max_num_seqs=5, **ROOM, prefill_chunk=64)
-    assert [c.token_ids for c in chunked.generate(PROMPTS, params)] == wanted, "in chunks of 64"
+    chunked = engine(model, max_num_seqs=5, **ROOM, prefill_chunk=32)
+    assert [c.token_ids for c in chunked.generate(PROMPTS, params)] == wanted, "in chunks of 32"
     eager = engine(model, max_num_seqs=3, **ROOM, graphs=False)
     assert [c.token_ids for c in eager.generate(PROMPTS, params)] == wanted, "without graphs"
 
@@ -58,3 +58,19 @@ def test_seeds_differ(engine, tiny):
     assert replies[0] == replies[1]
     assert replies[0] != replies[2]
     assert len({tuple(tokens) for tokens in replies[0]}) == 3
+
+
+def test_256_tokens(engine, shared):
+    """256 greedy tokens of a real model: twice, in a batch of 8 in chunks of 32, the same bytes."""
+    path = shared / "goldens" / "llama_cpp" / "stories260K.gguf"
+    params = SamplingParams(max_tokens=256, ignore_eos=True)
+    story = "Once upon a time, there was a little girl. " * 6
+    alone = engine(path, max_num_seqs=1, max_model_len=512)
+    wanted = alone.generate(story, params)[0]
+    assert len(wanted.token_ids) == 256
+    assert alone.generate(story, params)[0].text.encode() == wanted.text.encode()
+    company = [story] + [
+        f"{name} and the dog" for name in ("Tom", "Lily", "Sam", "Anna", "Ben", "Mia", "Max")
+    ]
+    batch = engine(path, max_num_seqs=8, max_model_len=512, prefill_chunk=32)
+    assert batch.generate(company, params)[0].text.encode() == wanted.text.encode()
