@@ -4,7 +4,6 @@
 """
 
 import importlib
-import importlib.util
 import inspect
 
 from .build import PACKAGE, KernelSpec
@@ -29,8 +28,6 @@ def catalog(decoders: dict[str, str]) -> list[KernelSpec]:
     argument."""
     specs: dict[KernelSpec, None] = {}
     for name in MODULES:
-        if importlib.util.find_spec(f"{PACKAGE}.{name}") is None:
-            continue
         listing = importlib.import_module(f"{PACKAGE}.{name}").catalog
         found = listing(decoders) if inspect.signature(listing).parameters else listing()
         specs.update(dict.fromkeys(found))

@@ -208,7 +208,7 @@ class CudaDevice:
 
         self.use()
         settings = env.load()
-        return Library(self.target, settings.cache / "cubins", getattr(settings, "prebuilt", None))
+        return Library(self.target, settings.cache / "cubins", settings.prebuilt)
 
     # Memory
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from xinfer.tensor import DType, Tensor
 
@@ -41,8 +41,10 @@ class Uploader:
             for piece in pieces:
                 self._move(piece)
             return
-        for _ in self.pool.map(self._move, pieces):
-            pass
+        moves = [self.pool.submit(self._move, piece) for piece in pieces]
+        wait(moves)  # also when one fails: nobody may still read the source after the return
+        for move in moves:
+            move.result()
 
     def close(self) -> None:
         """End the threads and give the buffers back."""
